@@ -1,0 +1,84 @@
+"""A data set cut into tasks: who comes when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from morecl.errors import InputError
+
+Images = NDArray[np.uint8]  # (N, H, W, 3) or (N, H, W)
+Labels = NDArray[np.int64]  # (N,)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and labels of one data set, train and test.
+
+    Labels are positions in ``classes``. Arrays are never written to.
+    """
+
+    name: str
+    x_train: Images
+    y_train: Labels
+    x_test: Images
+    y_test: Labels
+    classes: tuple[str, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over shapes and bytes of all four arrays and the class names, as 64 hex digits."""
+        digest = hashlib.sha256()
+        for array in (self.x_train, self.y_train, self.x_test, self.y_test):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update("\n".join(self.classes).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stream: its classes (labels of the data set, in learning order) and its images."""
+
+    index: int
+    classes: tuple[int, ...]
+    x_train: Images = field(repr=False)
+    y_train: Labels = field(repr=False)
+    x_test: Images = field(repr=False)
+    y_test: Labels = field(repr=False)
+
+
+class TaskStream:
+    """``dataset`` in ``class_order``, cut into ``tasks`` consecutive groups of classes.
+
+    When the classes do not divide evenly the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
+    """
+
+    def __init__(self, dataset: Dataset, class_order: Sequence[int], tasks: int):
+        if sorted(class_order) != list(range(len(dataset.classes))):
+            raise InputError(
+                f"the class order is not a permutation of the {len(dataset.classes)} labels of {dataset.name}"
+            )
+        if not 1 <= tasks <= len(class_order):
+            raise InputError(f"cannot cut {len(class_order)} classes into {tasks} tasks")
+        self.dataset = dataset
+        self.class_order = tuple(int(c) for c in class_order)
+        self.groups = tuple(tuple(int(c) for c in g) for g in np.array_split(np.array(self.class_order), tasks))
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, index: int) -> Task:
+        group = self.groups[index]
+        train = np.flatnonzero(np.isin(self.dataset.y_train, group))
+        test = np.flatnonzero(np.isin(self.dataset.y_test, group))
+        d = self.dataset
+        return Task(index, group, d.x_train[train], d.y_train[train], d.x_test[test], d.y_test[test])

@@ -1,0 +1,22 @@
+"""The exceptions that reach a user, and the one way to say that a name is unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message names the thing, the place and the way out. Exit code 2."""
+
+
+class DivergedError(RuntimeError):
+    """Training produced a loss that is not finite; the learner is as it was before the task."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """``unknown method 'mroe'; did you mean 'more'? (known: ...)``"""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")

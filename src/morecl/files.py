@@ -1,0 +1,68 @@
+"""Writing files so that a crash never leaves half of one: write beside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``target``; on success it is renamed to ``target``, on failure removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``target`` that takes its place on success.
+
+    A folder that is already there is moved aside first and deleted last, so that at every moment one complete
+    version exists under ``target`` or ``.target.old``.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        yield temporary
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+        os.chmod(temporary, 0o777 & ~_umask())
+        aside = target.parent / f".{target.name}.old"
+        shutil.rmtree(aside, ignore_errors=True)
+        if target.exists():
+            os.replace(target, aside)
+        os.replace(temporary, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(target: Path, value: Any) -> None:
+    """``value`` as indented JSON, atomically; NaN and infinities are refused (they are not JSON)."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,113 @@
+"""The record of a run: one self-describing ``result.json``, the only thing that tables and reports are made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from morecl.errors import InputError
+from morecl.files import write_json
+
+SCHEMA = "morecl.result/1"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class BackboneInfo(_Part):
+    name: str
+    sha256: str
+
+
+class DataInfo(_Part):
+    """What was learned from: enough to say whether two records saw the same images."""
+
+    name: str
+    fingerprint: str = Field(description="sha256 of the arrays as used (after any per-class limit)")
+    train_images: int
+    test_images: int
+    scored_on: Literal["test", "validation"] = "test"
+
+
+class Metrics(_Part):
+    """Percent. ``None``: not defined for this run (a single task has no OOD data, and so on)."""
+
+    aca: float = Field(description="accuracy on all test images of all classes after the last task")
+    aia: float = Field(description="mean over tasks of the accuracy on all classes seen so far")
+    reduction_rate: float | None
+    bwt: float | None = None
+    fwt: float | None = None
+    auc: float | None = Field(description="OOD detection after the second last task")
+    iauc: float | None = Field(description="mean of auc_per_step")
+    fpr95: float | None = None
+    aupr: float | None = None
+    til_accuracy: float = Field(description="mean over tasks of the accuracy when the task is told, after the last task")
+    errors_to_earlier: float | None = Field(None, description="share of the wrong answers that go to an earlier task")
+    errors_to_later: float | None = None
+
+
+class Roc(_Part):
+    """ROC curve of OOD detection after the second last task (unknown is positive), thinned for drawing."""
+
+    false_positive_rate: list[float]
+    true_positive_rate: list[float]
+
+
+class Record(_Part):
+    """Everything that is known of a finished run. Written once, never changed."""
+
+    schema_: Literal["morecl.result/1"] = Field(SCHEMA, alias="schema")
+    method: str
+    benchmark: str
+    seed: int
+    class_order: list[int] = Field(description="labels of the data set in learning order")
+    class_order_name: str = Field(description="0..4, or random")
+    task_sizes: list[int] = Field(description="number of classes of each task")
+    config: dict[str, Any]
+    backbone: BackboneInfo
+    data: DataInfo
+    versions: dict[str, str]
+    device: str
+    metrics: Metrics
+    accuracy_matrix: list[list[float | None]] = Field(
+        description="class-incremental accuracy in percent: row i after task i, column j on the test images of task j"
+    )
+    til_matrix: list[list[float | None]] = Field(description="the same with the task told")
+    aca_per_step: list[float] = Field(description="accuracy on all classes seen, after each task")
+    auc_per_step: list[float] = Field(description="T-1 entries: OOD detection after each task but the last")
+    fpr95_per_step: list[float] = Field(default_factory=list)
+    aupr_per_step: list[float] = Field(default_factory=list)
+    roc: Roc | None = None
+    seconds: dict[str, float]
+    entries: dict[str, int] = Field(description="numbers kept, by part; 'total' leaves out the replay 'buffer'")
+    capacity: list[float] = Field(
+        default_factory=list, description="share of masked neurons taken after each task, percent (HAT, MORE)"
+    )
+    peak_memory_bytes: int | None = None
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write ``record`` atomically."""
+    write_json(path, record.model_dump(mode="json", by_alias=True))
+
+
+def read_record(path: Path) -> Record:
+    """Read and check a record; a damaged one is an :class:`InputError` that says what is wrong with it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the record {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg})") from error
+    try:
+        return Record.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
+        raise InputError(f"{path} is not a morecl record: {where}: {first['msg']}") from error
