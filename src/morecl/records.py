@@ -45,7 +45,9 @@ class Metrics(_Part):
     iauc: float | None = Field(description="mean of auc_per_step")
     fpr95: float | None = None
     aupr: float | None = None
-    til_accuracy: float = Field(description="mean over tasks of the accuracy when the task is told, after the last task")
+    til_accuracy: float = Field(
+        description="mean over tasks of the accuracy when the task is told, after the last task"
+    )
     errors_to_earlier: float | None = Field(None, description="share of the wrong answers that go to an earlier task")
     errors_to_later: float | None = None
 

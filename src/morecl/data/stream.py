@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ Labels = NDArray[np.int64]  # (N,)
 class Dataset:
     """Images and labels of one data set, train and test.
 
-    Labels are positions in ``classes``. Arrays are never written to.
+    Labels are positions in ``classes``. Arrays are never written to. ``skipped`` names the files that could not be
+    read and so are not among the images (only folders of a user's own images can have any).
     """
 
     name: str
@@ -29,6 +31,7 @@ class Dataset:
     x_test: Images
     y_test: Labels
     classes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -57,9 +60,16 @@ class TaskStream:
     """``dataset`` in ``class_order``, cut into ``tasks`` consecutive groups of classes.
 
     When the classes do not divide evenly the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
+    ``scored_on`` says what ``x_test`` of the data set is: its test split, or training images held out of training.
     """
 
-    def __init__(self, dataset: Dataset, class_order: Sequence[int], tasks: int):
+    def __init__(
+        self,
+        dataset: Dataset,
+        class_order: Sequence[int],
+        tasks: int,
+        scored_on: Literal["test", "validation"] = "test",
+    ):
         if sorted(class_order) != list(range(len(dataset.classes))):
             raise InputError(
                 f"the class order is not a permutation of the {len(dataset.classes)} labels of {dataset.name}"
@@ -67,6 +77,7 @@ class TaskStream:
         if not 1 <= tasks <= len(class_order):
             raise InputError(f"cannot cut {len(class_order)} classes into {tasks} tasks")
         self.dataset = dataset
+        self.scored_on = scored_on
         self.class_order = tuple(int(c) for c in class_order)
         self.groups = tuple(tuple(int(c) for c in g) for g in np.array_split(np.array(self.class_order), tasks))
 

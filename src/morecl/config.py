@@ -1,0 +1,83 @@
+"""Settings of a learner: frozen, checked, and an unknown key is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from morecl.errors import InputError, unknown_name
+from morecl.nn.backbone import SHIPPED
+
+
+class LearnerConfig(BaseModel):
+    """What every method understands. Defaults are the paper's for CIFAR10-5T; benchmark recipes override them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    backbone: str = Field(SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH")
+    image_size: int | None = Field(None, ge=4, description="input size in pixels; the backbone's own if not given")
+    pretrained: bool = Field(True, description="false: start from random weights")
+    seed: int = Field(0, ge=0, lt=2**63)
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
+    eval_batch_size: int = Field(128, ge=1, description="images per forward pass outside training")
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Self:
+        """Check ``settings`` and fill in the defaults."""
+        for key in settings:
+            if key not in cls.model_fields:
+                raise unknown_name("setting", key, cls.model_fields)
+        try:
+            return cls(**settings)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()]
+            raise InputError(f"bad setting: {'; '.join(problems)}") from error
+
+
+class TrainingConfig(LearnerConfig):
+    """Methods that train adapters by stochastic gradient descent."""
+
+    epochs: int = Field(20, ge=1)
+    lr: float = Field(0.005, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    batch_size: int = Field(64, ge=1)
+    bottleneck: int = Field(64, ge=1, description="width of the adapters")
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """``["epochs=5", "coefficient=false"]`` -> ``{"epochs": 5, "coefficient": False}`` (JSON values, else text)."""
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set wants key=value, got {assignment!r}")
+        try:
+            settings[key.strip()] = json.loads(text.lower() if text.lower() in ("true", "false") else text)
+        except json.JSONDecodeError:
+            settings[key.strip()] = text
+    return settings
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that matrices are multiplied in."""
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if name == "bf16" else torch.float32

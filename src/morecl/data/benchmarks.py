@@ -1,0 +1,191 @@
+"""Benchmarks: a recipe names the data set, the number of tasks and the settings; ``build_stream`` cuts the data."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from morecl.data import orders
+from morecl.data.datasets import FOLDER, check_dataset_name, load_dataset
+from morecl.data.folder import find_classes
+from morecl.data.stream import Dataset, Labels, TaskStream
+from morecl.errors import InputError, unknown_name
+
+_DEFAULTS = "cifar10-5t"  # whose settings hold where the paper gives none
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A benchmark: ``settings`` hold for every method, ``methods[name]`` for one method on top of them.
+
+    ``train_per_class`` and ``test_per_class`` keep the first N images of each class (all, where a class has fewer);
+    ``folder_size`` is the side of the images of a ``folder:PATH``.
+    """
+
+    name: str
+    dataset: str
+    tasks: int
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folder_size: int = 256
+
+    def settings_for(self, method: str) -> dict[str, Any]:
+        return {**self.settings, **self.methods.get(method, {})}
+
+
+def recipe_names() -> list[str]:
+    """The benchmarks that come with the package, sorted."""
+    return sorted(p.name.removesuffix(".toml") for p in _packaged().iterdir() if p.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A packaged benchmark, a ``.toml`` file of the user's own, or ``folder:PATH``.
+
+    A folder gets the settings of CIFAR10-5T and one task for every two classes, five at most. In a file, the path of
+    a folder is relative to that file.
+    """
+    if name in recipe_names():
+        return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"benchmark {name}")
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER)).expanduser()
+        tasks = min(5, len(find_classes(path)) // 2)
+        return replace(load_recipe(_DEFAULTS), name=f"{FOLDER}{path.resolve().name}", dataset=name, tasks=tasks)
+    if not name.endswith(".toml"):
+        raise unknown_name("benchmark", name, (*recipe_names(), f"{FOLDER}PATH", "FILE.toml"))
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise InputError(f"there is no recipe file {file}; packaged benchmarks: {', '.join(recipe_names())}.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
+    recipe = _parse(file.stem, text, str(file))
+    if recipe.dataset.startswith(FOLDER):
+        folder = file.parent / Path(recipe.dataset.removeprefix(FOLDER)).expanduser()
+        return replace(recipe, dataset=f"{FOLDER}{folder}")
+    return recipe
+
+
+def build_stream(
+    recipe: Recipe,
+    *,
+    data_root: Path | None = None,
+    class_order: str = "0",
+    seed: int = 0,
+    tasks: int | None = None,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+    folder_size: int | None = None,
+    validation: float | None = None,
+    download: bool = True,
+    progress: bool = False,
+) -> TaskStream:
+    """The tasks of ``recipe``; ``tasks``, ``*_per_class`` and ``folder_size`` replace its own values.
+
+    With ``validation`` that share of each class's training images (after ``train_per_class``), drawn from ``seed``, is
+    held out of training and scored in place of the test split, which is then not used at all (nor
+    ``test_per_class``): ``stream.scored_on`` is "validation".
+    """
+    if seed < 0:
+        raise InputError(f"a seed is 0 or more, not {seed}.")
+    dataset = load_dataset(
+        recipe.dataset,
+        data_root,
+        download=download,
+        progress=progress,
+        folder_size=recipe.folder_size if folder_size is None else folder_size,
+    )
+    order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
+    dataset = _limited(
+        dataset,
+        recipe.train_per_class if train_per_class is None else train_per_class,
+        recipe.test_per_class if test_per_class is None else test_per_class,
+    )
+    if validation is not None:
+        dataset = _hold_out(dataset, validation, seed)
+    return TaskStream(
+        dataset,
+        order,
+        recipe.tasks if tasks is None else tasks,
+        scored_on="test" if validation is None else "validation",
+    )
+
+
+def _packaged() -> Any:
+    return files("morecl.data") / "recipes"
+
+
+def _parse(name: str, text: str, where: str) -> Recipe:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not valid TOML: {error}.") from error
+    known = {f.name for f in fields(Recipe)} - {"name"}
+    for key in values:
+        if key not in known:
+            raise unknown_name(f"key in {where}", key, known)
+
+    def check(ok: bool, key: str, expected: str) -> None:
+        if not ok:
+            raise InputError(f"{where}: {key} = {values.get(key)!r}; expected {expected}.")
+
+    check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
+    check_dataset_name(values["dataset"])
+    check(_positive(values.get("tasks")), "tasks", "a whole number from 1 on")
+    for key in ("train_per_class", "test_per_class", "folder_size"):
+        check(key not in values or _positive(values[key]), key, "a whole number from 1 on")
+    methods = values.get("methods", {})
+    check(isinstance(values.get("settings", {}), Mapping), "settings", "a table, [settings]")
+    tables = isinstance(methods, Mapping) and all(isinstance(table, Mapping) for table in methods.values())
+    check(tables, "methods", "one table a method, such as [methods.more]")
+    return Recipe(name=name, **values)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _limited(dataset: Dataset, train: int | None, test: int | None) -> Dataset:
+    """The first ``train`` and ``test`` images of each class, in file order."""
+    if train is not None:
+        keep = _first(dataset.y_train, train, "train_per_class")
+        dataset = replace(dataset, x_train=dataset.x_train[keep], y_train=dataset.y_train[keep])
+    if test is not None:
+        keep = _first(dataset.y_test, test, "test_per_class")
+        dataset = replace(dataset, x_test=dataset.x_test[keep], y_test=dataset.y_test[keep])
+    return dataset
+
+
+def _first(y: Labels, count: int, key: str) -> NDArray[np.intp]:
+    """Positions of the first ``count`` images of each class, in file order."""
+    if count < 1:
+        raise InputError(f"{key} must be at least 1, not {count}.")
+    return np.sort(np.concatenate([np.flatnonzero(y == label)[:count] for label in np.unique(y)]))
+
+
+def _hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """``share`` of each class's training images (rounded, at least one) as the test split, in file order."""
+    if not 0 < share < 1:
+        raise InputError(f"the validation share must lie between 0 and 1, not {share}.")
+    rng = np.random.default_rng([seed, 1])  # the 1: not the stream that draws the random class order
+    held = np.zeros(len(dataset.y_train), bool)
+    for label, name in enumerate(dataset.classes):
+        mine = rng.permutation(np.flatnonzero(dataset.y_train == label))
+        count = max(1, round(share * len(mine)))
+        if count >= len(mine):
+            raise InputError(
+                f"class {name!r} has {len(mine)} training image(s); holding out {share:g} of them for validation "
+                "leaves none to train on."
+            )
+        held[mine[:count]] = True
+    x, y = dataset.x_train, dataset.y_train
+    return replace(dataset, x_train=x[~held], y_train=y[~held], x_test=x[held], y_test=y[held])

@@ -1,0 +1,75 @@
+"""``load_dataset``: a data set by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from morecl.data.folder import load_folder
+from morecl.data.sources import DIGITS, SOURCES, absent, fetch, read_folders, read_npz
+from morecl.data.stream import Dataset
+from morecl.errors import InputError, unknown_name
+
+FOLDER = "folder:"
+DATASETS = ("digits", *SOURCES)
+
+
+def load_dataset(
+    name: str,
+    data_root: Path | None = None,
+    *,
+    download: bool = True,
+    progress: bool = False,
+    folder_size: int = 256,
+) -> Dataset:
+    """The data set ``name``: one of ``DATASETS``, or ``folder:PATH`` (see ``morecl.data.folder``).
+
+    Looked up under ``resolve_data_root(data_root)``: first ``NAME.npz``, then torchvision's own folders; if neither is
+    there it is downloaded and kept as ``NAME.npz``. The images of a class come in the order of the file that holds
+    them, which for CIFAR differs between an .npz built from image files and torchvision's batches.
+    """
+    check_dataset_name(name)
+    if name.startswith(FOLDER):
+        return load_folder(Path(name.removeprefix(FOLDER)).expanduser(), folder_size)
+    if name == "digits":
+        return _digits()
+    source, root = SOURCES[name], resolve_data_root(data_root)
+    npz = root / f"{name}.npz"
+    if npz.exists():
+        return read_npz(name, npz, source.classes)
+    if source.present(root):
+        return read_folders(name, source, root)
+    if not download:
+        raise absent(name, source, root, "downloading is switched off")
+    return fetch(name, source, root, progress)
+
+
+def resolve_data_root(data_root: Path | None) -> Path:
+    """``data_root`` itself, else the environment's ``MORECL_DATA``, else ``~/.cache/morecl``."""
+    root = Path(data_root or os.environ.get("MORECL_DATA") or Path("~/.cache/morecl")).expanduser()
+    if root.exists() and not root.is_dir():
+        raise InputError(f"the data root {root} is a file; name a folder with --data-root or MORECL_DATA.")
+    return root
+
+
+def check_dataset_name(name: str) -> None:
+    if not name.startswith(FOLDER) and name not in DATASETS:
+        raise unknown_name("data set", name, (*DATASETS, f"{FOLDER}PATH"))
+
+
+def _digits() -> Dataset:
+    """scikit-learn's 1,797 grey digits of 8 x 8 pixels, 0..16 scaled to 0..255.
+
+    The split is fixed: of each class every fifth image (the 5th, 10th, ...) is a test image, 1,442 + 355 in all.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8)
+    y = bunch.target.astype(np.int64)
+    test = np.zeros(len(y), bool)
+    for label in range(10):
+        test[np.flatnonzero(y == label)[4::5]] = True
+    return Dataset("digits", x[~test], y[~test], x[test], y[test], DIGITS)

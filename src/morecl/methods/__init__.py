@@ -1,0 +1,31 @@
+"""The methods, one file each. Adding one: write the file, name the class here; every contract test then runs on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from morecl.errors import unknown_name
+from morecl.methods.base import Learner, Output, Prediction
+from morecl.methods.finetune import Finetune
+from morecl.methods.more import More
+from morecl.methods.ncm import Ncm
+
+METHODS: dict[str, type[Learner]] = {method.name: method for method in (More, Ncm, Finetune)}
+
+
+def method_class(name: str) -> type[Learner]:
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return METHODS[name]
+
+
+def create(method: str, **settings: Any) -> Learner:
+    """A new learner: ``create("more", backbone="vit_mini_patch4_32", memory_size=200, seed=0)``.
+
+    ``settings`` are the fields of the method's ``Config``; an unknown one is an error that names the nearest.
+    """
+    cls = method_class(method)
+    return cls(cls.Config.parse(settings))
+
+
+__all__ = ["METHODS", "Learner", "Output", "Prediction", "create", "method_class"]

@@ -1,0 +1,287 @@
+"""What a method is: the base class, and the objects that go in and come out.
+
+Who calls what, in which order:
+
+- ``learn_task`` (the user) checks the input, calls ``_grow`` to make room for the task and ``_learn`` to learn it. If
+  anything goes wrong in there, interruption included, the learner is put back to what it was before.
+- ``predict`` and ``scores`` (the user) and the evaluator all go the same way: ``networks`` names the networks whose
+  features are needed, ``embed`` computes them, ``score`` turns them into one number per class. The name of a network
+  stays the same exactly as long as its features do, so whoever keeps features by that name never computes twice.
+- ``state`` and ``restore`` (checkpoint, and ``learn_task`` when it fails) take and put back everything that was learned.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from morecl.config import LearnerConfig, resolve_device, resolve_precision
+from morecl.errors import InputError
+from morecl.images import ImageArray, Preprocess, as_array
+from morecl.memory import ReplayMemory
+from morecl.nn.backbone import Backbone, load_backbone
+from morecl.nn.network import AdaptedViT
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener, silent
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task as a method gets it: ``images`` uint8 (N, H, W, 3), ``targets`` (N,) in 0..classes-1 within the task."""
+
+    index: int
+    images: ImageArray
+    targets: Tensor
+    classes: int
+    first_column: int  # position of the task's first class among all classes seen
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a method says of N images; columns in the order of ``learner.classes``."""
+
+    scores: Tensor  # (N, C) the largest wins
+    probabilities: Tensor  # (N, C) in [0, 1]: confidence in each class
+    known: Tensor  # (N,) the higher, the better known; its negative is the OOD score
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for N images. ``ood_score``: higher = less known, everywhere in this package."""
+
+    labels: list[Any]
+    confidence: NDArray[np.float64]
+    ood_score: NDArray[np.float64]
+    task: NDArray[np.int64]
+
+
+class Learner(ABC):
+    """An image classifier that is taught new classes, task after task. See the module's text for the order of calls."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[LearnerConfig]]
+
+    def __init__(self, config: LearnerConfig, backbone: Backbone | None = None):
+        self.config = config
+        self.device = resolve_device(config.device)
+        self.dtype = resolve_precision(config.precision, self.device)
+        self.backbone = backbone or load_backbone(
+            config.backbone, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed
+        )
+        self.backbone.vit.to(self.device)
+        self.preprocess = Preprocess(self.backbone.input, self.device)
+        self.classes: list[Hashable] = []
+        self.task_sizes: list[int] = []
+        self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
+        self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
+        self.network = self._build_network()
+        self.model = nn.ModuleDict()  # all that is learned, but for the memory
+        self._reset()
+
+    # ---- what a method provides -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _build_network(self) -> AdaptedViT:
+        """The feature extractor."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Put ``self.model`` into its form before the first task."""
+
+    @abstractmethod
+    def _grow(self, classes: int) -> None:
+        """Make room for one more task of ``classes`` classes. Also called when a saved learner is rebuilt."""
+
+    @abstractmethod
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        """Learn ``task``, for which room has been made."""
+
+    @abstractmethod
+    def networks(self) -> list[str]:
+        """Names of the networks whose features :meth:`score` wants, in that order."""
+
+    @abstractmethod
+    def embed(self, tokens: Tokens, network: str) -> Tensor:
+        """Features of all images under ``network``: (N, D) float32 on the device."""
+
+    @abstractmethod
+    def score(self, features: Sequence[Tensor]) -> Output:
+        """From the features of :meth:`networks` to scores."""
+
+    @abstractmethod
+    def entries(self) -> dict[str, int]:
+        """Numbers kept, by part, without the replay memory."""
+
+    # ---- what a user calls ------------------------------------------------------------------------------------
+
+    def learn_task(self, images: Any, labels: Any, listener: Listener = silent) -> None:
+        """Learn new classes.
+
+        Args:
+            images: uint8 (N, H, W, 3) or (N, H, W); or a list of PIL images or paths.
+            labels: N hashable labels, none of which has been learned before.
+            listener: told after each epoch.
+
+        Raises:
+            TypeError, ValueError: the input is not usable. The learner is unchanged.
+            DivergedError: the loss ran away. The learner is as before the task.
+        """
+        array, names = self._check_task(images, labels)
+        new = list(dict.fromkeys(names))
+        position = {name: i for i, name in enumerate(new)}
+        task = TaskData(
+            index=len(self.task_sizes),
+            images=array,
+            targets=torch.tensor([position[name] for name in names]),
+            classes=len(new),
+            first_column=len(self.classes),
+        )
+        before = {key: value.clone() for key, value in self.state().items()}
+        classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
+        try:
+            self.classes.extend(new)
+            self.task_sizes.append(len(new))
+            self._grow(len(new))
+            self._learn(task, listener)
+        except BaseException:
+            self.restore(classes, sizes, before)
+            self.seconds = seconds
+            raise
+
+    def predict(self, images: Any) -> Prediction:
+        """The most likely class of each image, and how little the image looks like anything learned."""
+        output = self._output(images)
+        if not len(output.scores):
+            return Prediction([], np.empty(0), np.empty(0), np.empty(0, np.int64))
+        chosen = output.scores.argmax(1)
+        return Prediction(
+            labels=[self.classes[c] for c in chosen.tolist()],
+            confidence=output.probabilities.gather(1, chosen[:, None])[:, 0].double().cpu().numpy(),
+            ood_score=(-output.known).double().cpu().numpy(),
+            task=self.task_of_column()[chosen.cpu().numpy()],
+        )
+
+    def scores(self, images: Any) -> NDArray[np.float64]:
+        """(N, classes seen), columns in the order of ``classes``; the largest wins."""
+        return self._output(images).scores.double().cpu().numpy()
+
+    def features(self, images: Any, task: int = 0) -> NDArray[np.float32]:
+        """(N, D): features under the network of ``task`` (0-based); methods with one network have them all in task 0."""
+        names = self.networks()
+        if not 0 <= task < len(names):
+            raise ValueError(f"there is no network of task {task}; {len(names)} learned so far")
+        return self.embed(self.prepare(images), names[task]).float().cpu().numpy()
+
+    def save(self, folder: Any, *, include_backbone: bool = True) -> None:
+        """Write a folder from which :func:`morecl.load` rebuilds this learner without any data set."""
+        from morecl.checkpoint import save
+
+        save(self, folder, include_backbone=include_backbone)
+
+    # ---- what the evaluator and the checkpoint call -----------------------------------------------------------
+
+    def prepare(self, images: Any) -> Tokens:
+        """Images on the device, ready for :meth:`embed`."""
+        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input), self.dtype)
+
+    def task_of_column(self) -> NDArray[np.int64]:
+        """The task of each class, in the order of ``classes``."""
+        return np.repeat(np.arange(len(self.task_sizes)), self.task_sizes)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was learned, as tensors by name (not copies)."""
+        state = {f"model.{key}": value for key, value in self.model.state_dict().items()}
+        state["memory.images"] = torch.from_numpy(self.memory.images)
+        state["memory.columns"] = torch.from_numpy(self.memory.columns)
+        return state
+
+    def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None:
+        """Become the learner whose :meth:`state` this is."""
+        self.classes[:] = classes
+        self.task_sizes[:] = []
+        self._reset()
+        for size in task_sizes:
+            self.task_sizes.append(size)
+            self._grow(size)
+        self.model.load_state_dict(
+            {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
+        )
+        self.memory.images = state["memory.images"].numpy()
+        self.memory.columns = state["memory.columns"].numpy()
+        self._restored()
+
+    @property
+    def memory_size(self) -> int:
+        """Images the replay memory may hold; 0 for methods without one."""
+        return int(getattr(self.config, "memory_size", 0))
+
+    def capacity(self) -> float | None:
+        """Share of the maskable neurons that finished tasks have taken, percent; ``None`` without masks."""
+        return None
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _restored(self) -> None:
+        """Called after the state was replaced; methods drop here what they derived from it."""
+
+    def _output(self, images: Any) -> Output:
+        if not self.task_sizes:
+            raise InputError("nothing has been learned yet: call learn_task first")
+        tokens = self.prepare(images)
+        return self.score([self.embed(tokens, network) for network in self.networks()])
+
+    def _in_batches(self, tokens: Tokens) -> Iterator[Tensor]:
+        size = self.config.eval_batch_size
+        return (tokens.range(start, start + size) for start in range(0, len(tokens), size))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    @contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        """Add the time spent inside to ``self.seconds[stage]``."""
+        started = time.perf_counter()
+        try:
+            yield
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        finally:
+            self.seconds[stage] += time.perf_counter() - started
+
+    def _check_task(self, images: Any, labels: Any) -> tuple[ImageArray, list[Hashable]]:
+        if isinstance(labels, Tensor | np.ndarray):
+            if labels.ndim != 1:
+                raise ValueError(f"labels must have one dimension, got shape {tuple(labels.shape)}")
+            labels = labels.tolist()
+        if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
+            raise TypeError(f"labels must be a list or a one-dimensional array, got {type(labels).__name__}")
+        names = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        for index, name in enumerate(names):
+            try:
+                hash(name)
+            except TypeError as error:
+                raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
+            if name != name:
+                raise ValueError(f"label {index} is not a number (NaN)")
+        array = as_array(images, self.backbone.input)
+        if len(array) != len(names):
+            raise ValueError(f"{len(array)} images but {len(names)} labels")
+        if not names:
+            raise ValueError("the task is empty: it has no images")
+        seen = set(self.classes)
+        again = [name for name in dict.fromkeys(names) if name in seen]
+        if again:
+            raise ValueError(
+                f"already learned: {', '.join(map(repr, again[:5]))}{' ...' if len(again) > 5 else ''}; "
+                "a task holds new classes only"
+            )
+        return array, names

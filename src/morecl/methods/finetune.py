@@ -1,0 +1,26 @@
+"""Naive fine-tuning: the lower bound.
+
+Each task trains adapters, norms and the growing head on its own data alone, cross-entropy over all classes seen. No
+memory, no protection: what earlier tasks needed is overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl.methods.base import TaskData
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.progress import Listener
+
+
+class Finetune(SingleHeadLearner):
+    name: ClassVar[str] = "finetune"
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        def loss(x: Tensor, columns: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self._features(x)), columns)
+
+        self._fit(task, self.prepare(task.images), loss, listener)

@@ -1,0 +1,113 @@
+"""What single-head methods share: adapters and norms that all tasks train, and one growing head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from morecl.config import TrainingConfig
+from morecl.methods.base import Learner, Output, TaskData
+from morecl.nn.heads import GrowingHead
+from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
+
+
+class SingleHeadLearner(Learner):
+    """A learner with one network. A subclass says in ``_learn`` what loss a task is trained with; the OOD score is the
+    maximum softmax probability unless it says otherwise in ``score``."""
+
+    Config = TrainingConfig
+    config: TrainingConfig
+
+    def _build_network(self) -> AdaptedViT:
+        return AdaptedViT(self.backbone.vit, self.config.bottleneck)
+
+    def _reset(self) -> None:
+        self.network.initialise(generator(self.config.seed, "adapters"))
+        parts = {
+            "adapters": self.network.adapters,
+            "norms": self.network.new_norms(),
+            "head": GrowingHead(self.network.dim),
+        }
+        self.model = nn.ModuleDict(parts).to(self.device)
+
+    def _grow(self, classes: int) -> None:
+        self.head.grow(classes, generator(self.config.seed, "head", len(self.task_sizes)))
+
+    @property
+    def norms(self) -> Norms:
+        return cast(Norms, self.model["norms"])
+
+    @property
+    def head(self) -> GrowingHead:
+        return cast(GrowingHead, self.model["head"])
+
+    def _features(self, tokens: Tensor) -> Tensor:
+        """(B, L, D) -> (B, D), with gradients."""
+        with self._autocast():
+            return self.network.trunk(tokens, self.norms)
+
+    def _optimizer(self) -> ProtectedSGD:
+        return ProtectedSGD(list(self.model.parameters()), self.config.lr, self.config.momentum)
+
+    def _fit(
+        self,
+        task: TaskData,
+        tokens: Tokens,
+        loss: Callable[..., Tensor],
+        listener: Listener,
+        *,
+        after_backward: Callable[[], None] | None = None,
+    ) -> None:
+        """Minimise ``loss(tokens (B, L, D), columns (B,))`` over the task's own images for ``config.epochs``."""
+        columns = (task.first_column + task.targets).to(self.device)
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(self.config.seed, "epoch", task.index, epoch)
+            for index in shuffled_batches(len(tokens), self.config.batch_size, draw):
+                index = index.to(self.device)
+                yield tokens[index], columns[index]
+
+        with self._clock("train"):
+            fit(
+                loss,
+                batches,
+                self._optimizer(),
+                epochs=self.config.epochs,
+                task=task.index,
+                images=len(tokens),
+                listener=listener,
+                after_backward=after_backward,
+            )
+
+    def networks(self) -> list[str]:
+        return [f"after task {len(self.task_sizes)}"]
+
+    @torch.no_grad()
+    def embed(self, tokens: Tokens, network: str) -> Tensor:
+        parts = [self._features(x) for x in self._in_batches(tokens)]
+        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        p = self.head(features[0]).double().softmax(1)
+        return Output(p, p, p.amax(1))
+
+    def entries(self) -> dict[str, int]:
+        def count(module: nn.Module) -> int:
+            return sum(p.numel() for p in module.parameters())
+
+        return {
+            "backbone": sum(value.numel() for value in self.backbone.state.values()),
+            "adapters": count(self.network.adapters),
+            "norms": count(self.norms),
+            "embeddings": 0,
+            "heads": count(self.head),
+            "statistics": 0,
+        }

@@ -1,0 +1,215 @@
+"""Pre-trained Vision Transformers, exactly as timm builds them, frozen.
+
+A backbone is named in one of three ways:
+
+- ``deit_small_patch16_224``: any ViT that timm knows, weights through timm;
+- ``vit_mini_patch4_32``: the one that ships with this package (2.7 M parameters, 32 px), the default;
+- ``path/to/file.safetensors`` or ``.pth``: a local checkpoint. The architecture is the file's name if timm knows it,
+  else it is read off the tensors' shapes; ``NAME@path/to/file`` says it outright.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.data import resolve_data_config
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor
+
+from morecl.errors import InputError, unknown_name
+
+SHIPPED = "vit_mini_patch4_32"
+HEAD_DIM = 64  # every ViT published by timm and the paper's DeiT-S has heads of 64 dimensions
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the backbone wants to see: ``resize`` the shorter side, crop the centre ``size`` x ``size``, normalise."""
+
+    size: int
+    resize: int
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen ViT and what one must know to use it again."""
+
+    name: str
+    architecture: str  # timm's name, or "" if it was read off the weights
+    vit: VisionTransformer
+    input: InputSpec
+    sha256: str
+    state: Mapping[str, Tensor]  # the weights under timm's names, before anything is put into the network
+
+
+def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool = True, seed: int = 0) -> Backbone:
+    """Build the backbone called ``spec`` (see the module's text).
+
+    Args:
+        image_size: other input size in pixels; the position embedding is resampled to it.
+        pretrained: ``False`` leaves the weights at timm's random initialisation, drawn from ``seed``.
+    """
+    name, path = _parse(spec)
+    state = _read_checkpoint(path) if path else None
+    if state is not None and not _is_known(name):
+        vit, cfg = _build_from_shapes(state, image_size, path)
+    else:
+        vit, cfg = _build(name, image_size, pretrained and path is None, seed)
+    if state is not None and pretrained:
+        _load_state(vit, state, str(path))
+    if vit.attn_pool is not None:
+        raise InputError(f"backbone {name}: attention pooling is not supported")
+    if any(not hasattr(block, branch) for block in vit.blocks for branch in ("ls1", "ls2", "norm1", "norm2")):
+        raise InputError(f"backbone {name}: its blocks are not timm's pre-norm blocks; adapters cannot be put into it")
+    vit.requires_grad_(False).eval()
+    weights = vit.state_dict(keep_vars=True)
+    return Backbone(spec, name if _is_known(name) else "", vit, _input_spec(vit, cfg), fingerprint(weights), weights)
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and values of ``state``, whatever file it came from."""
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        value = state[key].detach().cpu().contiguous()
+        digest.update(f"{key}{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.numpy().data)
+    return digest.hexdigest()
+
+
+def _parse(spec: str) -> tuple[str, Path | None]:
+    """``NAME``, ``PATH`` or ``NAME@PATH`` -> architecture name, file."""
+    name, at, file = spec.partition("@")
+    if at and _is_known(name):
+        return name, Path(file)
+    path = Path(spec)
+    if path.suffix in (".safetensors", ".pth", ".pt", ".bin") or path.exists():
+        return path.name.split(".")[0], path
+    if not _is_known(spec):
+        known = [SHIPPED, *(m for m in timm.list_models("*vit*") + timm.list_models("deit*"))]
+        near = str(unknown_name("backbone", spec, known)).split(" Known:")[0]
+        raise InputError(f"{near} `morecl list backbones` shows the names; a file is given by its path.")
+    return spec, None
+
+
+def _is_known(name: str) -> bool:
+    return name == SHIPPED or timm.is_model(name)
+
+
+def _build(
+    name: str, image_size: int | None, pretrained: bool, seed: int
+) -> tuple[VisionTransformer, dict[str, object]]:
+    """The network called ``name`` without a classifier, and timm's input configuration for it."""
+    if name == SHIPPED:
+        vit = _vit(image_size or 32, patch=4, dim=192, depth=6, seed=seed)
+        if pretrained:
+            with resources.as_file(resources.files("morecl") / "assets" / f"{SHIPPED}.safetensors") as file:
+                _load_state(vit, load_file(file), SHIPPED)
+        return vit, {"crop_pct": 1.0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    size = {} if image_size is None else {"img_size": image_size}
+    with torch.device("meta"):
+        kind = type(timm.create_model(name, num_classes=0))
+    if kind is not VisionTransformer:
+        raise InputError(f"backbone {name} is a {kind.__name__}; morecl works on timm's plain VisionTransformer")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            vit = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
+        except TypeError as error:
+            raise InputError(f"backbone {name}: cannot be built with image size {image_size} ({error})") from error
+        except Exception as error:
+            if not pretrained:
+                raise
+            raise InputError(
+                f"backbone {name}: its weights could not be fetched through timm ({type(error).__name__}). Offline, "
+                f"give a file: --backbone {name}@path/to/weights.safetensors"
+            ) from error
+    return vit, dict(vit.pretrained_cfg)
+
+
+def _vit(size: int, *, patch: int, dim: int, depth: int, seed: int) -> VisionTransformer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return VisionTransformer(
+            img_size=size,
+            patch_size=patch,
+            embed_dim=dim,
+            depth=depth,
+            num_heads=max(1, dim // HEAD_DIM),
+            num_classes=0,
+        )
+
+
+def _build_from_shapes(
+    state: Mapping[str, Tensor], image_size: int | None, path: Path | None
+) -> tuple[VisionTransformer, dict[str, object]]:
+    """A ViT of the checkpoint's width, depth, patch and grid; ImageNet normalisation as in DeiT."""
+    try:
+        dim, _, patch, _ = state["patch_embed.proj.weight"].shape
+        depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
+        grid = math.isqrt(state["pos_embed"].shape[1] - 1)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path} does not look like a timm ViT checkpoint (no {error}); name its architecture: NAME@{path}"
+        ) from error
+    vit = _vit(image_size or grid * patch, patch=patch, dim=dim, depth=depth, seed=0)
+    return vit, {"crop_pct": 0.9, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Tensors of a ``.safetensors`` file, or of a ``.pth`` read with ``weights_only=True`` (no code is run)."""
+    if not path.is_file():
+        raise InputError(f"backbone file {path} does not exist")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InputError(f"backbone file {path} cannot be read: {error}") from error
+    for wrapper in ("model", "state_dict"):  # as DeiT and lightning wrap them
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"backbone file {path} holds no table of tensors")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _load_state(vit: VisionTransformer, state: Mapping[str, Tensor], source: str) -> None:
+    """Load ``state``, the position embedding resampled; name every tensor that is missing, superfluous or misshapen."""
+    body = {key: value.float() for key, value in state.items() if not key.startswith(("head", "fc."))}
+    want = vit.state_dict()
+    fitted = checkpoint_filter_fn(body, vit) if "pos_embed" in body else body
+    missing = sorted(want.keys() - fitted.keys())
+    extra = sorted(fitted.keys() - want.keys())
+    wrong = [
+        f"{key} {tuple(fitted[key].shape)} instead of {tuple(want[key].shape)}"
+        for key in sorted(want.keys() & fitted.keys())
+        if fitted[key].shape != want[key].shape
+    ]
+    problems = [
+        f"{label}: {', '.join(keys[:8])}{f' and {len(keys) - 8} more' if len(keys) > 8 else ''}"
+        for label, keys in (("missing", missing), ("wrong shape", wrong), ("not expected", extra))
+        if keys
+    ]
+    if problems:
+        raise InputError(f"the weights in {source} do not fit the network. {'; '.join(problems)}")
+    vit.load_state_dict(fitted)
+
+
+def _input_spec(vit: VisionTransformer, cfg: dict[str, object]) -> InputSpec:
+    size = vit.patch_embed.img_size[0]
+    data = resolve_data_config(pretrained_cfg=cfg | {"input_size": (3, size, size)})
+    resize = math.floor(size / data["crop_pct"])
+    return InputSpec(size, resize, tuple(data["mean"]), tuple(data["std"]))

@@ -1,0 +1,94 @@
+"""Hard attention to the task (HAT, Serra et al. 2018), as MORE uses it: paper, Section 3.4.
+
+All masks of a task form one flat vector a (W,): m1 (K,) and m2 (D,) of adapter 1, then of adapter 2, and so on.
+Equation numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EMBEDDING_BOUND = 6.0  # |e| is held below this after each step, as in HAT
+MIN_CYCLE = 4  # batches from soft to hard, at the least
+COMPENSATION_BOUND = 50.0  # cosh(s e) in the compensation is capped here, as in HAT
+
+
+class _Attention(torch.autograd.Function):
+    """a = sigmoid(s e) with HAT's compensated gradient.
+
+    The plain gradient is da/de = s / (2 (cosh(s e) + 1)). HAT multiplies it by
+    ``s_max / s * (cosh(clamp(s e, -50, 50)) + 1) / (cosh(e) + 1)``. Written as one product, s and the large cosh
+    cancel, so nothing overflows or is lost to rounding:
+
+        da/de := s_max / (2 (cosh(e) + 1)) * exp(-max(|s e| - 50, 0))
+
+    (the last factor is what the clamp leaves over; cosh(50) is 2.6e21, so "+ 1" does not count there).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
+        ctx.save_for_backward(embedding, s)
+        ctx.s_max = s_max
+        return torch.sigmoid(s * embedding)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        embedding, s = ctx.saved_tensors
+        beyond = ((s * embedding).abs() - COMPENSATION_BOUND).clamp(min=0)
+        return grads[0] * ctx.s_max / (2 * (torch.cosh(embedding) + 1)) * torch.exp(-beyond), None, None
+
+
+def attention(embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
+    """Eq. 8: a = sigmoid(s e), (W,), with the compensated gradient of HAT."""
+    return _Attention.apply(embedding, s, s_max)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def annealed_s(step: int, batches: int, epochs: int, s_max: float) -> float:
+    """s = 1/s_max + (s_max - 1/s_max) b/B at batch b of the B in an epoch: soft at its start, almost hard at its end.
+
+    Tasks so small that an epoch has fewer than ``MIN_CYCLE`` batches anneal over several epochs instead, counted
+    back from the last step, so that training always ends almost hard.
+    """
+    cycle = batches * math.ceil(MIN_CYCLE / batches)
+    position = cycle - 1 - (batches * epochs - 1 - step) % cycle
+    return 1 / s_max + (s_max - 1 / s_max) * position / cycle
+
+
+def rounded(embedding: Tensor) -> Tensor:
+    """The mask of a finished task: exactly 0 or 1, (W,). sigmoid(s e) with s without bound is the sign of e."""
+    return (embedding > 0).to(embedding.dtype)
+
+
+def accumulated(masks: Sequence[Tensor], width: int) -> Tensor:
+    """Eq. 10: a^{<k}, the element-wise maximum over the masks of finished tasks; zeros before the first. (W,)"""
+    return torch.stack(list(masks)).amax(0) if masks else torch.zeros(width)
+
+
+def regulariser(a: Tensor, before: Tensor, lamb: float) -> Tensor:
+    """Eq. 12: lamb * sum(a (1 - a^{<k})) / sum(1 - a^{<k}); 0 when every neuron is taken."""
+    free = 1 - before
+    return lamb * (a * free).sum() / free.sum().clamp(min=1)
+
+
+def split_gates(a: Tensor, bottleneck: int, dim: int) -> tuple[Tensor, ...]:
+    """The flat vector as m1, m2 of each adapter in turn."""
+    return a.split([bottleneck, dim] * (a.numel() // (bottleneck + dim)))
+
+
+def protection(m1: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """Eq. 11 for one adapter: what each update is multiplied by, given the accumulated masks m1 (K,) and m2 (D,).
+
+    fc1 reads the unmasked input, so its rows are protected by m1 alone; fc2's weight (D, K) by both its ends; its
+    bias by m2.
+    """
+    return {
+        "fc1.weight": (1 - m1)[:, None],
+        "fc1.bias": 1 - m1,
+        "fc2.weight": 1 - torch.minimum(m2[:, None], m1[None, :]),
+        "fc2.bias": 1 - m2,
+    }

@@ -1,0 +1,27 @@
+"""The classifier of single-head methods: one linear layer that gets rows as classes come."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class GrowingHead(nn.Module):
+    """(N, D) -> (N, classes so far). Rows of known classes keep their weights when others are added."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, dim))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append ``classes`` outputs, weights from a truncated normal of 0.02, biases zero."""
+        rows = torch.empty(classes, self.weight.shape[1])
+        nn.init.trunc_normal_(rows, std=0.02, generator=generator)
+        device = self.weight.device
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(device)]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), torch.zeros(classes, device=device)]))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight, self.bias)

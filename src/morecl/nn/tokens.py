@@ -1,0 +1,59 @@
+"""Images of a data set on the device, turned into backbone tokens when they are needed, once if they fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from morecl.images import ImageArray, Preprocess
+from morecl.nn.network import AdaptedViT
+
+CPU_CACHE_BYTES = 2 << 30
+GPU_CACHE_SHARE = 0.25  # of the card's memory
+STEM_BATCH = 256
+
+
+class Tokens:
+    """The tokens of N images before the first block, which no task changes.
+
+    They are computed once and kept if they fit into the budget (2 GiB on a CPU, a quarter of a GPU's memory);
+    else the uint8 images stay on the device and the tokens are computed for each batch anew.
+
+    ``tokens[index]``: (B,) int64 on the device -> (B, L, D).
+    """
+
+    def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray, dtype: torch.dtype):
+        device = preprocess.mean.device
+        self.network, self.preprocess, self.dtype = network, preprocess, dtype
+        self.images = torch.from_numpy(np.require(images, requirements="CW")).to(device)
+        length = network.vit.patch_embed.num_patches + network.vit.num_prefix_tokens
+        needed = len(images) * length * network.dim * dtype.itemsize
+        self.cache: Tensor | None = None
+        if 0 < needed <= _budget(device):
+            self.cache = torch.cat([self._compute(part) for part in self.images.split(STEM_BATCH)])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        if self.cache is not None:
+            return self.cache.index_select(0, index)
+        return self._compute(self.images.index_select(0, index))
+
+    def range(self, start: int, stop: int) -> Tensor:
+        """The tokens of images start..stop-1."""
+        if self.cache is not None:
+            return self.cache[start:stop]
+        return self._compute(self.images[start:stop])
+
+    @torch.no_grad()
+    def _compute(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.network.stem(self.preprocess(images)).to(self.dtype)
+
+
+def _budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(GPU_CACHE_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return CPU_CACHE_BYTES

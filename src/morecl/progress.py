@@ -1,0 +1,24 @@
+"""What long work tells about itself while it runs. Methods report; the command line draws; a library user may listen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """One pass over a task's data is done."""
+
+    task: int
+    epoch: int  # 1-based
+    epochs: int
+    loss: float
+    images_per_second: float
+
+
+Listener = Callable[[EpochDone], None]
+
+
+def silent(event: EpochDone) -> None:
+    """Listen to nothing."""

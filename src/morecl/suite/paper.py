@@ -1,0 +1,97 @@
+"""The paper's settings and numbers (``assets/paper_tables.json``), and the names that tables print."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+from morecl.records import Record
+
+# In the order of the rows: lower bound, the paper's methods, upper bound, reference.
+METHODS = {
+    "finetune": "Fine-tuning",
+    "owm": "OWM",
+    "icarl": "iCaRL",
+    "agem": "A-GEM",
+    "eeil": "EEIL",
+    "gd": "GD",
+    "derpp": "DER++",
+    "hal": "HAL",
+    "pass": "PASS",
+    "hat": "HAT",
+    "ncm": "NCM",
+    "csc": "CSC",
+    "more": "MORE",
+    "joint": "Joint",
+    "single": "Single",
+}
+UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
+REFERENCE = "single"  # one model per task alone, not a class-incremental learner: only forward transfer reads it
+
+# Name in print and number of tasks, in the order of the columns.
+BENCHMARKS = {
+    "cifar10-5t": ("CIFAR10-5T", 5),
+    "cifar10-5t-1k": ("CIFAR10-5T-1k", 5),
+    "cifar100-10t": ("CIFAR100-10T", 10),
+    "cifar100-20t": ("CIFAR100-20T", 20),
+    "tinyimagenet-5t": ("T-ImageNet-5T", 5),
+    "tinyimagenet-10t": ("T-ImageNet-10T", 10),
+    "svhn-5t": ("SVHN-5T", 5),
+    "mnist-5t": ("MNIST-5T", 5),
+    "fashionmnist-5t": ("FashionMNIST-5T", 5),
+    "digits-5t": ("Digits-5T", 5),
+}
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """Everything in the file; its ``remarks`` say how to read it."""
+    text = files("morecl").joinpath("assets/paper_tables.json").read_text(encoding="utf-8")
+    return cast(dict[str, Any], json.loads(text))
+
+
+def paper_settings(benchmark: str) -> dict[str, Any]:
+    """What the paper set on ``benchmark``; empty for a benchmark that it does not have."""
+    return cast(dict[str, Any], paper()["settings"].get(benchmark, {}))
+
+
+def setting(record: Record, name: str) -> Any:
+    """The value called ``name`` in the record's config, at any depth; ``None`` where there is none."""
+    return next((value for path, value in flatten(record.config).items() if path.split(".")[-1] == name), None)
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``, outer values before inner ones."""
+    flat = {prefix + key: value for key, value in config.items() if not isinstance(value, dict)}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+    return flat
+
+
+def paper_number(record: Record, metric: str) -> tuple[float, float | None] | None:
+    """(mean, standard deviation) that the paper gives for such a run, whatever its backbone and epochs."""
+    condition = _condition(record)
+    by_benchmark = paper()["numbers"].get(condition, {}).get(metric, {})
+    pair = by_benchmark.get(record.benchmark, {}).get(record.method)
+    return None if pair is None else (pair[0], pair[1])
+
+
+def _condition(record: Record) -> str | None:
+    """The experiment of the paper that a run repeats; ``None`` if it is none of them."""
+    theirs = paper_settings(record.benchmark)
+    tasks = len(record.task_sizes)
+    if tasks != theirs.get("tasks"):
+        return "one_task" if tasks == 1 else None
+    changes = []
+    back_update = setting(record, "back_update")
+    if back_update is not None and back_update != theirs.get("back_update", back_update):
+        changes.append("back_update" if back_update else "no_back_update")
+    if setting(record, "coefficient") is False:
+        changes.append("no_coefficient")
+    size, size_there = setting(record, "memory_size"), theirs.get("memory_size")
+    if size and size_there and size != size_there:
+        changes.append("half_memory" if 2 * size == size_there else "other_memory")
+    return "+".join(changes) or "main"

@@ -1,0 +1,72 @@
+"""Records without runs: what the tests of tables, figures and pages are made from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from morecl import metrics
+from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc
+
+
+def make_record(
+    method: str = "more",
+    benchmark: str = "digits-5t",
+    seed: int = 0,
+    *,
+    level: float = 80.0,
+    tasks: int = 5,
+    config: dict[str, Any] | None = None,
+    backbone: str = "vit_mini_patch4_32",
+    train_images: int = 1000,
+    **changes: Any,
+) -> Record:
+    """A valid record whose accuracies lie around ``level``; equal arguments give equal records."""
+    rng = np.random.default_rng([seed, *hashlib.sha256(f"{method} {benchmark}".encode()).digest()[:4]])
+    fall = 20 / tasks
+    rows = [
+        [min(100.0, level + 12 - fall * (i - j) - fall / 4 * i + float(rng.normal(0, 1.5))) for j in range(i + 1)]
+        for i in range(tasks)
+    ]
+    matrix = metrics.accuracy_matrix(rows)
+    per_step = [float(np.mean(row)) for row in rows]
+    known, unknown = rng.normal(0, 1, 400), rng.normal(level / 60, 1, 400)
+    x, y = metrics.roc_curve_points(known, unknown)
+    aucs = [metrics.auc(known, unknown)] * (tasks - 1)
+    early = float(rng.uniform(40, 80))
+    values: dict[str, Any] = {
+        "method": method,
+        "benchmark": benchmark,
+        "seed": seed,
+        "class_order": list(range(2 * tasks)),
+        "class_order_name": "0",
+        "task_sizes": [2] * tasks,
+        "config": {"epochs": 5, "memory_size": 200, **(config or {})},
+        "backbone": BackboneInfo(name=backbone, sha256=hashlib.sha256(backbone.encode()).hexdigest()),
+        "data": DataInfo(name=benchmark, fingerprint="0" * 64, train_images=train_images, test_images=500),
+        "versions": {"morecl": "0.1.0"},
+        "device": "cpu",
+        "metrics": Metrics(
+            aca=per_step[-1],
+            aia=metrics.aia(per_step),
+            reduction_rate=metrics.reduction_rate(matrix),
+            bwt=metrics.bwt(matrix),
+            auc=aucs[-1] if aucs else None,
+            iauc=metrics.iauc(aucs) if aucs else None,
+            fpr95=metrics.fpr95(known, unknown),
+            aupr=metrics.aupr(known, unknown),
+            til_accuracy=min(100.0, level + 15),
+            errors_to_earlier=early,
+            errors_to_later=100 - early,
+        ),
+        "accuracy_matrix": matrix,
+        "til_matrix": metrics.accuracy_matrix([[95.0] * (i + 1) for i in range(tasks)]),
+        "aca_per_step": per_step,
+        "auc_per_step": aucs,
+        "roc": Roc(false_positive_rate=list(x), true_positive_rate=list(y)),
+        "seconds": {"train": 40.0 + level, "back_update": 12.0, "test": 8.0},
+        "entries": {"backbone": 5_500_000, "adapters": 600_000, "heads": 20_000, "buffer": 614_400, "total": 6_120_000},
+    }
+    return Record(**(values | changes))

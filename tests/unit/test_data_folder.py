@@ -1,0 +1,195 @@
+"""``folder:PATH``: anyone's images as a data set."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from morecl.data import Dataset, SkippedImagesWarning, load_dataset
+from morecl.data.folder import _chosen_for_test
+from morecl.errors import InputError
+
+
+def picture(path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (12, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def load(path: Path, size: int = 4) -> Dataset:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warning that was not expected fails the test
+        return load_dataset(f"folder:{path}", folder_size=size)
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> Path:
+    for value, name in enumerate(("rose", "aster", "lily")):
+        for i in range(50):
+            picture(tmp_path / "flowers" / name / f"{i:03d}.png", (value, i, 0))
+    return tmp_path / "flowers"
+
+
+def files_of(data: Dataset, label: int) -> tuple[set[int], set[int]]:
+    """Which of the numbered files (second channel) are in train and in test."""
+    train, test = (x[y == label][:, 0, 0, 1] for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)))
+    return set(train.tolist()), set(test.tolist())
+
+
+def test_automatic_split_is_by_class_complete_and_stable(flowers: Path) -> None:
+    data = load(flowers)
+    assert data.name == "folder:flowers" and data.classes == ("aster", "lily", "rose") and data.skipped == ()
+    assert data.x_train.shape[1:] == (4, 4, 3) and data.x_train.dtype == np.uint8
+    assert set(data.x_train[data.y_train == 0][:, 0, 0, 0]) == {1}  # "aster" was written with value 1
+    for label in range(3):
+        train, test = files_of(data, label)
+        assert train | test == set(range(50)) and not train & test and 4 <= len(test) <= 18
+        assert data.x_train[data.y_train == label][:, 0, 0, 1].tolist() == sorted(train)  # file order
+    assert files_of(data, 0) != files_of(data, 1)
+    assert load(flowers).fingerprint == data.fingerprint
+
+
+def test_adding_files_moves_no_other(flowers: Path) -> None:
+    before = load(flowers)
+    for i in range(50, 80):
+        picture(flowers / "lily" / f"{i:03d}.png", (2, i, 0))
+    after = load(flowers)
+    for label in range(3):
+        for old, new in zip(files_of(before, label), files_of(after, label), strict=True):
+            assert old == {i for i in new if i < 50}
+
+
+def test_the_split_is_pinned() -> None:
+    """sha256 of the name, first 8 bytes below a fifth: this choice must never change between versions."""
+    names = [f"rose/{i}.jpg" for i in range(20)]
+    assert np.flatnonzero(_chosen_for_test(names)).tolist() == [6, 10, 11, 13, 15]
+
+
+def test_both_sides_of_the_smallest_classes_get_an_image() -> None:
+    for start in range(200):  # pairs where the hash chooses none, one or both
+        pair = [f"c/{start}.jpg", f"c/{start + 1}.jpg"]
+        assert _chosen_for_test(pair).sum() == 1
+
+
+def test_train_and_test_folders_are_kept(tmp_path: Path) -> None:
+    for split, count in (("train", 3), ("test", 2)):
+        for name in ("a", "b"):
+            for i in range(count):
+                picture(tmp_path / split / name / f"{i}.png", (i, 100, 0))
+    data = load(tmp_path)
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1] and data.y_test.tolist() == [0, 0, 1, 1]
+    assert data.x_train[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_images_are_scaled_by_the_shorter_side_and_cropped_in_the_middle(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 60, 3), np.uint8)
+    pixels[:, 20:40] = 255  # the middle square is white
+    for name in ("a", "b"):
+        for i in range(2):
+            picture(tmp_path / name / f"{i}.png")
+    Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
+    Image.fromarray(pixels.transpose(1, 0, 2)).save(tmp_path / "a" / "1.png")
+    data = load(tmp_path, 10)
+    for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+        assert x.shape == (2, 10, 10, 3)
+        assert (x[y == 0][:, 1:-1, 1:-1] == 255).all()  # at the rim bicubic mixes in the black beside
+        assert x[y == 0].min() > 200
+
+
+def test_exif_orientation_modes_and_nested_folders(tmp_path: Path) -> None:
+    half = np.zeros((16, 16, 3), np.uint8)
+    half[:8] = 200  # the upper half is light
+    exif = Image.Exif()
+    exif[0x0112] = 3  # stored upside down
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    for i in range(2):
+        Image.fromarray(half).save(tmp_path / "a" / "deep" / f"{i}.jpg", exif=exif, quality=95)
+    (tmp_path / "b").mkdir()
+    Image.new("L", (16, 16), 50).save(tmp_path / "b" / "grey.PNG")
+    Image.new("RGBA", (16, 16), (50, 50, 50, 255)).save(tmp_path / "b" / "alpha.png")
+    data = load(tmp_path, 16)
+    turned = np.concatenate([data.x_train[data.y_train == 0], data.x_test[data.y_test == 0]])
+    assert turned.shape == (2, 16, 16, 3) and turned[:, 2].max() < 20 and turned[:, 13].min() > 180
+    grey = np.concatenate([data.x_train[data.y_train == 1], data.x_test[data.y_test == 1]])
+    assert (grey == 50).all()
+
+
+def test_unreadable_images_are_named_counted_and_skipped(flowers: Path) -> None:
+    whole = flowers / "rose" / "photo.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(whole)
+    (flowers / "rose" / "cut.jpg").write_bytes(whole.read_bytes()[:900])
+    whole.unlink()
+    (flowers / "aster" / "text.png").write_text("not an image")
+    (flowers / "lily" / "empty.jpeg").write_bytes(b"")
+    Image.new("I;16", (8, 8), 3000).save(flowers / "lily" / "sixteen.png")
+    with pytest.warns(SkippedImagesWarning, match="4 of 154 images under .* were skipped: aster/text.png") as caught:
+        data = load_dataset(f"folder:{flowers}", folder_size=4)
+    assert len(caught) == 1
+    assert [name.split(" (")[0] for name in data.skipped] == [
+        "aster/text.png",
+        "lily/empty.jpeg",
+        "lily/sixteen.png",
+        "rose/cut.jpg",
+    ]
+    assert "truncated" in data.skipped[3] and len(data.y_train) + len(data.y_test) == 150
+
+
+def test_a_long_list_of_unreadable_images_is_shortened_in_the_warning(flowers: Path) -> None:
+    for i in range(9):
+        (flowers / "rose" / f"bad{i}.jpg").write_bytes(b"")
+    with pytest.warns(SkippedImagesWarning, match=r"rose/bad4.jpg .*; and 4 more$"):
+        assert len(load_dataset(f"folder:{flowers}", folder_size=4).skipped) == 9
+
+
+def test_other_files_are_ignored(flowers: Path) -> None:
+    before = load(flowers).fingerprint
+    for name in (".DS_Store", "Thumbs.db", "notes.txt", "._000.png"):
+        (flowers / "rose" / name).write_bytes(b"x")
+        (flowers / name).write_bytes(b"x")
+    picture(flowers / ".cache" / "x.png")
+    picture(flowers / "rose" / ".thumbnails" / "x.png")
+    assert load(flowers).fingerprint == before
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("names", [(), ("only",)])
+def test_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        picture(tmp_path / name / "0.png")
+    with pytest.raises(InputError, match=rf"has {len(names)} class folder\(s\).*at least 2"):
+        load(tmp_path)
+
+
+def test_train_with_val_is_not_taken_for_two_classes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        picture(tmp_path / split / "a" / "0.png")
+    with pytest.raises(InputError, match="has the folders train, val; expected train/ and test/"):
+        load(tmp_path)
+
+
+def test_a_class_with_too_few_images(flowers: Path) -> None:
+    picture(flowers / "tulip" / "0.png")
+    with pytest.raises(InputError, match="class 'tulip' has 1 readable image"):
+        load(flowers)
+    (flowers / "tulip" / "0.png").unlink()
+    with pytest.raises(InputError, match="class 'tulip' has 0 readable image"):
+        load(flowers)
+
+
+def test_train_and_test_must_have_the_same_classes_with_images(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+    picture(tmp_path / "train" / "c" / "0.png")
+    with pytest.raises(InputError, match="same class folders; only one has c"):
+        load(tmp_path)
+    (tmp_path / "test" / "c").mkdir()
+    with pytest.raises(InputError, match=r"test.c has no readable image"):
+        load(tmp_path)
