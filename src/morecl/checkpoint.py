@@ -145,5 +145,5 @@ def _decode(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple(_decode(part) for part in value["tuple"])
     if value is None or type(value) in (str, int, float, bool):
-        return value  # type: ignore[no-any-return]
+        return value
     raise ValueError(f"{value!r} is not a label")

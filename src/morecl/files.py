@@ -55,11 +55,15 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_json(target: Path, value: Any) -> None:
-    """``value`` as indented JSON, atomically; NaN and infinities are refused (they are not JSON)."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+def write_text(target: Path, text: str) -> None:
+    """``text`` as UTF-8, atomically."""
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(target: Path, value: Any) -> None:
+    """``value`` as indented JSON, atomically; NaN and infinities are refused (they are not JSON)."""
+    write_text(target, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def _umask() -> int:

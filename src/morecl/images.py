@@ -37,7 +37,6 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
         raise TypeError(
             f"images must be a uint8 array (N, H, W, 3) or (N, H, W), or a list of PIL images or paths; "
             f"got {type(images).__name__}"
-            + ("; put a single image into a list" if not isinstance(images, dict) else "")
         )
     opened = [_open(image, index) for index, image in enumerate(images)]
     if not opened:

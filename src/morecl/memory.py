@@ -1,4 +1,4 @@
-"""Replay memory: a fixed total, shared equally among the classes seen so far."""
+"""Replay memory: what is stored, and the rules by which images get in (balanced, herding, reservoir, everything)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from morecl.images import ImageArray, to_side
 
+Columns = NDArray[np.int64]
+Extra = NDArray[np.float32]
+
 
 class ReplayMemory:
-    """At most ``size`` images, ``size // classes seen`` of each class, drawn at random without replacement.
+    """At most ``size`` images, their classes, and whatever a method keeps beside each image (``extras``).
 
-    When a task has been learned its classes get their share and the older ones are cut down to theirs; a class with
-    fewer images than its share keeps them all, and what it does not use stays unused, so the memory stays balanced.
-    Images are kept as they came (uint8). As soon as sizes differ between tasks, all are kept at the backbone's
-    resize size.
+    A method fills its memory by one rule only:
+
+    - :meth:`update`: balanced, ``size // classes seen`` of each class, drawn at random without replacement;
+    - :meth:`update_ranked`: balanced, the first ones of an order that the method gives (:func:`herding`);
+    - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
+    - :meth:`replace`: the method has decided by itself; :meth:`append`: everything is kept, whatever ``size``.
+
+    In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs; a
+    class with fewer images than its share keeps them all, and what it does not use stays unused, so the memory stays
+    balanced. Images are kept as they came (uint8). As soon as sizes differ between tasks, all are kept at the
+    backbone's resize size.
     """
 
     def __init__(self, size: int, classes: Sequence[Hashable], side: int):
         self.size = size
         self.images: ImageArray = np.empty((0, side, side, 3), np.uint8)
-        self.columns: NDArray[np.int64] = np.empty(0, np.int64)  # position of the class in `classes`
+        self.columns: Columns = np.empty(0, np.int64)  # position of the class in `classes`
+        self.extras: dict[str, Extra] = {}  # name -> one row per image
+        self.seen = 0  # images that were offered to the reservoir
         self._classes = classes
         self._side = side
 
@@ -39,20 +52,132 @@ class ReplayMemory:
         """Images per class once ``classes`` have been seen."""
         return self.size // classes
 
-    def update(self, images: ImageArray, columns: NDArray[np.int64], generator: torch.Generator) -> None:
+    # ---- rules ------------------------------------------------------------------------------------------------
+
+    def update(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Take in a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
-        quota = self.quota(int(columns.max()) + 1)
-        # what is stored of a class is in random order, so its first `quota` images are a random subset
-        kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns)]
         order = torch.randperm(len(columns), generator=generator).numpy()
+        self.update_ranked(images, columns, order, **extras)
+
+    def update_ranked(self, images: ImageArray, columns: Columns, order: Columns, **extras: Extra) -> None:
+        """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
+
+        What is stored of a class stays in that order, so an older class is cut from its end.
+        """
+        quota = self.quota(int(columns.max()) + 1)
+        kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns)]
         drawn = [order[columns[order] == c][:quota] for c in np.unique(columns)]
         old, new = np.concatenate([*kept, np.empty(0, np.int64)]), np.concatenate(drawn)
-        self._store(self.images[old], self.columns[old], images[new], columns[new])
+        self._store(old, images[new], columns[new], {name: value[new] for name, value in extras.items()})
 
-    def _store(
-        self, old: ImageArray, old_columns: NDArray[np.int64], new: ImageArray, new_columns: NDArray[np.int64]
-    ) -> None:
-        if len(old) and old.shape[1:] != new.shape[1:]:
-            old, new = to_side(old, self._side), to_side(new, self._side)
-        self.images = np.concatenate([old, new]) if len(old) else new
-        self.columns = np.concatenate([old_columns, new_columns])
+    def offer(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
+        """Reservoir sampling over the stream of all images ever offered; ``images`` (N, H, W, 3) come next in it."""
+        slots = reservoir_slots(self.seen, len(columns), self.size, generator)
+        source = np.arange(min(self.size, self.seen + len(columns)))  # slot -> index into [memory, images]
+        taken = np.flatnonzero(slots >= 0)
+        source[slots[taken]] = len(self) + taken  # in stream order: a later image replaces an earlier one
+        self.seen += len(columns)
+        self.append(images, columns, **extras)
+        self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
+
+    def append(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
+        """Keep all that is stored and all of ``images``."""
+        self._store(np.arange(len(self)), images, columns, extras)
+
+    def replace(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
+        """Hold exactly these."""
+        self._store(np.empty(0, np.int64), images, columns, extras)
+
+    # ---- for methods and checkpoints --------------------------------------------------------------------------
+
+    def followed_by(self, images: ImageArray) -> ImageArray:
+        """The stored images, then ``images``, in one array (at the backbone's resize size if the sizes differ)."""
+        return _joined(self.images, images, self._side)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is stored, as tensors by name (not copies)."""
+        extras = {f"extras.{name}": torch.from_numpy(value) for name, value in self.extras.items()}
+        return {
+            "images": torch.from_numpy(self.images),
+            "columns": torch.from_numpy(self.columns),
+            "seen": torch.tensor(self.seen),
+            **extras,
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Become the memory whose :meth:`state` this is."""
+        self.images = state["images"].numpy()
+        self.columns = state["columns"].numpy()
+        self.seen = int(state["seen"])
+        self.extras = {
+            key.removeprefix("extras."): value.numpy() for key, value in state.items() if key.startswith("extras.")
+        }
+
+    def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
+        """Hold the images ``kept`` (indices) of those stored, then ``images``."""
+        if len(kept) and extras.keys() != self.extras.keys():
+            raise ValueError(f"stored images have {sorted(self.extras)} beside them, new ones {sorted(extras)}")
+        self.extras = {
+            name: _padded(self.extras[name][kept], new) if len(kept) else new for name, new in extras.items()
+        }
+        self.images = _joined(self.images[kept], images, self._side)
+        self.columns = np.concatenate([self.columns[kept], columns])
+
+
+def herding(features: Tensor, count: int) -> Tensor:
+    """The order in which iCaRL's greedy rule picks ``count`` of ``features`` (n, D): indices (count,).
+
+    The k-th pick is the one, among those not yet picked, that brings the mean of the picks closest to the mean mu of
+    all features (Rebuffi et al. 2017, Algorithm 4): argmin_x || mu - (phi(x) + sum of earlier picks) / k ||.
+    ``count`` is capped at n.
+    """
+    features = features.double()
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    left = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    picks = []
+    for k in range(1, min(count, len(features)) + 1):
+        distance = (mean - (features + total) / k).norm(dim=1).masked_fill(~left, torch.inf)
+        best = distance.argmin()[None]
+        left.index_fill_(0, best, False)
+        total = total + features[best[0]]
+        picks.append(best)
+    return torch.cat(picks) if picks else torch.empty(0, dtype=torch.int64, device=features.device)
+
+
+def herding_order(features: Tensor, columns: Columns, quota: int) -> Columns:
+    """For :meth:`ReplayMemory.update_ranked`: ``quota`` herding picks of each class, one class after the other."""
+    order = []
+    for c in np.unique(columns):
+        own = np.flatnonzero(columns == c)
+        picks = herding(features[torch.from_numpy(own).to(features.device)], quota)
+        order.append(own[picks.cpu().numpy()])
+    return np.concatenate(order)
+
+
+def reservoir_slots(seen: int, count: int, size: int, generator: torch.Generator) -> Columns:
+    """Where reservoir sampling puts the images number seen..seen+count-1 of a stream: slot, or -1 for nowhere. (count,)
+
+    Image i goes to slot i while there is room, then to slot j drawn from 0..i if j < size (Vitter 1985, algorithm R).
+    The choice does not look at the images, so it can be made ahead of time.
+    """
+    number = np.arange(seen, seen + count)
+    draw = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
+    slot = np.where(number < size, number, np.floor(draw * (number + 1)).astype(np.int64))
+    return np.where(slot < size, slot, -1)
+
+
+def _joined(old: ImageArray, new: ImageArray, side: int) -> ImageArray:
+    if not len(old):
+        return new
+    if old.shape[1:] != new.shape[1:]:
+        old, new = to_side(old, side), to_side(new, side)
+    return np.concatenate([old, new])
+
+
+def _padded(old: Extra, new: Extra) -> Extra:
+    """Rows of both, the narrower ones (logits of fewer classes) filled with zeros on the right."""
+    if old.ndim == 1:
+        return np.concatenate([old, new])
+    width = max(old.shape[1], new.shape[1])
+    rows = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in (old, new)]
+    return np.concatenate(rows)

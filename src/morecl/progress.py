@@ -1,4 +1,4 @@
-"""What long work tells about itself while it runs. Methods report; the command line draws; a library user may listen."""
+"""What long work tells about itself while it runs: methods report, the command line draws, others may listen."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from morecl.errors import InputError
 from morecl.files import write_json
 
-SCHEMA = "morecl.result/1"
-
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -45,9 +43,7 @@ class Metrics(_Part):
     iauc: float | None = Field(description="mean of auc_per_step")
     fpr95: float | None = None
     aupr: float | None = None
-    til_accuracy: float = Field(
-        description="mean over tasks of the accuracy when the task is told, after the last task"
-    )
+    til_accuracy: float = Field(description="mean over tasks of the accuracy with the task told, after the last task")
     errors_to_earlier: float | None = Field(None, description="share of the wrong answers that go to an earlier task")
     errors_to_later: float | None = None
 
@@ -62,7 +58,7 @@ class Roc(_Part):
 class Record(_Part):
     """Everything that is known of a finished run. Written once, never changed."""
 
-    schema_: Literal["morecl.result/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["morecl.result/1"] = Field(default="morecl.result/1", alias="schema")
     method: str
     benchmark: str
     seed: int

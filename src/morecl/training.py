@@ -38,8 +38,8 @@ class ProtectedSGD(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         lr, momentum = self.param_groups[0]["lr"], self.param_groups[0]["momentum"]
-        gradients = [p.grad for p in self._parameters]
-        if any(g is None for g in gradients):
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if len(gradients) != len(self._parameters):
             raise RuntimeError("a parameter of this optimiser got no gradient")
         torch._foreach_mul_(self._velocity, momentum)
         torch._foreach_add_(self._velocity, gradients)
@@ -77,7 +77,7 @@ def fit(
         for batch in batches(epoch):
             optimizer.zero_grad(set_to_none=True)
             value = loss(*batch)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if after_backward:
                 after_backward()
             optimizer.step()

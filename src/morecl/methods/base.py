@@ -7,7 +7,7 @@ Who calls what, in which order:
 - ``predict`` and ``scores`` (the user) and the evaluator all go the same way: ``networks`` names the networks whose
   features are needed, ``embed`` computes them, ``score`` turns them into one number per class. The name of a network
   stays the same exactly as long as its features do, so whoever keeps features by that name never computes twice.
-- ``state`` and ``restore`` (checkpoint, and ``learn_task`` when it fails) take and put back everything that was learned.
+- ``state`` and ``restore`` (checkpoint, and ``learn_task`` when it fails) take and put back all that was learned.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Learner(ABC):
         return self._output(images).scores.double().cpu().numpy()
 
     def features(self, images: Any, task: int = 0) -> NDArray[np.float32]:
-        """(N, D): features under the network of ``task`` (0-based); methods with one network have them all in task 0."""
+        """(N, D): features under the network of ``task`` (0-based); a method with one network has task 0 only."""
         names = self.networks()
         if not 0 <= task < len(names):
             raise ValueError(f"there is no network of task {task}; {len(names)} learned so far")
@@ -200,9 +200,7 @@ class Learner(ABC):
     def state(self) -> dict[str, Tensor]:
         """All that was learned, as tensors by name (not copies)."""
         state = {f"model.{key}": value for key, value in self.model.state_dict().items()}
-        state["memory.images"] = torch.from_numpy(self.memory.images)
-        state["memory.columns"] = torch.from_numpy(self.memory.columns)
-        return state
+        return state | {f"memory.{key}": value for key, value in self.memory.state().items()}
 
     def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None:
         """Become the learner whose :meth:`state` this is."""
@@ -212,12 +210,8 @@ class Learner(ABC):
         for size in task_sizes:
             self.task_sizes.append(size)
             self._grow(size)
-        self.model.load_state_dict(
-            {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
-        )
-        self.memory.images = state["memory.images"].numpy()
-        self.memory.columns = state["memory.columns"].numpy()
-        self._restored()
+        self.model.load_state_dict(_part(state, "model."))
+        self.memory.restore(_part(state, "memory."))
 
     @property
     def memory_size(self) -> int:
@@ -229,9 +223,6 @@ class Learner(ABC):
         return None
 
     # ---- helpers ----------------------------------------------------------------------------------------------
-
-    def _restored(self) -> None:
-        """Called after the state was replaced; methods drop here what they derived from it."""
 
     def _output(self, images: Any) -> Output:
         if not self.task_sizes:
@@ -285,3 +276,7 @@ class Learner(ABC):
                 "a task holds new classes only"
             )
         return array, names
+
+
+def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

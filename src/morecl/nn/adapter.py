@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Adapter(nn.Module):
-    """``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))``: two layers on the output of attention or MLP, before the residual sum.
+    """``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))``: two layers behind attention or MLP, before the residual sum.
 
     ``m1`` (K,) and ``m2`` (D,) are the task's hard-attention masks. They are buffers of ones here; a method with
     masks hands in its own on every call (``torch.func.functional_call``). ``fc2`` starts at zero, so a fresh

@@ -45,7 +45,7 @@ class _Attention(torch.autograd.Function):
 
 def attention(embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
     """Eq. 8: a = sigmoid(s e), (W,), with the compensated gradient of HAT."""
-    return _Attention.apply(embedding, s, s_max)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(embedding, s, s_max)
 
 
 def annealed_s(step: int, batches: int, epochs: int, s_max: float) -> float:

@@ -63,7 +63,7 @@ class AdaptedViT:
 
     def new_norms(self) -> Norms:
         """A task's own norms, starting from the pre-trained ones."""
-        wanted = tuple(f"blocks.{i}.norm{n}." for i in range(self.depth) for n in (1, 2)) + (f"{self.last_norm}.",)
+        wanted = (*(f"blocks.{i}.norm{n}." for i in range(self.depth) for n in (1, 2)), f"{self.last_norm}.")
         return Norms({name: value for name, value in self.vit.named_parameters() if name.startswith(wanted)})
 
     def stem(self, images: Tensor) -> Tensor:

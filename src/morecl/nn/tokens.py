@@ -26,7 +26,7 @@ class Tokens:
     def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray, dtype: torch.dtype):
         device = preprocess.mean.device
         self.network, self.preprocess, self.dtype = network, preprocess, dtype
-        self.images = torch.from_numpy(np.require(images, requirements="CW")).to(device)
+        self.images = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(device)
         length = network.vit.patch_embed.num_patches + network.vit.num_prefix_tokens
         needed = len(images) * length * network.dim * dtype.itemsize
         self.cache: Tensor | None = None

@@ -46,7 +46,7 @@ _MARKERS = "osD^vP*X<>hpd"  # 13 and 7 colours: no pair repeats within 91 rows
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 _HATCHES = ("", "///", "...")
 _INK, _FAINT = "#1b1d22", "#d5d8de"
-_HEAT = LinearSegmentedColormap.from_list("heat", ["#f4f6fb", "#9cc3e0", "#3b82b8", "#123f6d"])
+_HEAT = LinearSegmentedColormap.from_list("heat", ["#f4f6fb", "#9cc3e0", "#3b82b8", "#123f6d"], N=40)
 
 
 @dataclass(frozen=True)
@@ -248,13 +248,18 @@ def _heat(matrix: Floats, width: float) -> Figure:
     side = min(width, 3.2)
     figure, axes = _canvas(side, height=side)
     tasks = len(matrix)
-    axes.pcolormesh(np.arange(tasks + 1) + 0.5, np.arange(tasks + 1) + 0.5, matrix, cmap=_HEAT, vmin=0, vmax=100)
+    edges = np.arange(tasks + 1) + 0.5
+    mesh = axes.pcolormesh(edges, edges, matrix, cmap=_HEAT, vmin=0, vmax=100)
     if tasks <= 10:
         for i, j in zip(*np.nonzero(np.isfinite(matrix)), strict=True):
             value = matrix[i, j]
             colour = "white" if value > 66 else "#1a1c20"  # not the page's ink: the cell's colour is fixed
             size = 10 if tasks <= 5 else 6.5
             axes.text(j + 1, i + 1, f"{value:.0f}", color=colour, ha="center", va="center", fontsize=size)
+    else:  # too small to read: a scale instead
+        bar = figure.colorbar(mesh, ax=axes, shrink=0.6, aspect=14)
+        bar.ax.tick_params(colors=_INK, labelsize=7, length=0)
+        bar.outline.set_visible(False)
     axes.invert_yaxis()
     axes.set(aspect="equal", xlabel="accuracy on task", ylabel="after task")
     axes.grid(False)

@@ -26,8 +26,9 @@ from morecl.suite.paper import (
     setting,
 )
 
-# Config values that do not make an experiment another one: its repetitions, and where and how fast it ran.
-NOT_A_SETTING = {"seed", "class_order", "class_order_name", "method", "benchmark"} | {
+# Config values that do not make an experiment another one: its repetitions, and where and how fast it ran. The backbone
+# is one of them because its path depends on the machine; the recorded name and hash of its weights decide instead.
+NOT_A_SETTING = {"seed", "class_order", "class_order_name", "method", "benchmark", "backbone", "eval_batch_size"} | {
     *("device", "data_root", "out", "output", "folder", "threads", "workers", "jobs", "resume", "progress")
 }
 
@@ -362,9 +363,7 @@ def notes(records: Sequence[Record]) -> list[str]:
         if len({(r.seed, tuple(r.class_order)) for r in runs}) < len(runs)
     ]
     if repeated:
-        found.append(
-            f"Some runs have the same seed and class order, so the deviation is too small: {', '.join(repeated)}."
-        )
+        found.append(f"The same seed and class order more than once, so no fair deviation: {', '.join(repeated)}.")
     if any(row.method == UPPER_BOUND for row in grid):
         found.append(f"{METHODS[UPPER_BOUND]} keeps all data: an upper bound, never in bold.")
     if len([row for row in grid if row.method == REFERENCE]) > 1:
@@ -382,7 +381,7 @@ _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = 
         (label, lambda record, key=key: setting(record, key), lambda name, key=key: paper_settings(name).get(key))
         for label, key in [
             ("Epochs", "epochs"),
-            ("Learning rate (the paper's is that of MORE)", "learning_rate"),
+            ("Learning rate (the paper's is that of MORE)", "lr"),
             ("Bottleneck", "bottleneck"),
             ("Memory size", "memory_size"),
             ("Back-update", "back_update"),

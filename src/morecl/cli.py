@@ -1,0 +1,180 @@
+"""The command line: parses and calls; no logic of its own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from morecl.errors import DivergedError, InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import: only what a command needs is loaded
+    from morecl.records import Record
+    from morecl.runner import Watcher
+
+app = typer.Typer(
+    help="Teach an image classifier new classes, task after task, and have it say 'unknown'.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+class Listing(StrEnum):
+    methods = "methods"
+    benchmarks = "benchmarks"
+    backbones = "backbones"
+
+
+class ReportFormat(StrEnum):
+    text = "text"
+    md = "md"
+    latex = "latex"
+    html = "html"
+
+
+def main() -> None:
+    """Entry point: what the user did wrong is one message and exit code 2."""
+    warnings.showwarning = _show_warning
+    error_console = Console(stderr=True, soft_wrap=True)
+    try:
+        app()
+    except (InputError, OSError) as error:
+        error_console.print(f"[red]error:[/red] {escape(str(error))}")
+        sys.exit(BAD_INPUT)
+    except DivergedError as error:
+        error_console.print(f"[red]stopped:[/red] {escape(str(error))}")
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/yellow] {escape(str(message))}")
+
+
+Out = Annotated[Path | None, typer.Option(help="Folder for the run; runs/BENCHMARK/METHOD-seedN if not given.")]
+
+
+@app.command()
+def run(
+    benchmark: Annotated[
+        str, typer.Argument(help="Name, path of a recipe (.toml), or folder:PATH with one sub-folder per class.")
+    ] = "digits-5t",
+    method: Annotated[str, typer.Option(help="See `morecl list methods`.")] = "more",
+    backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Out = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the method; repeatable.")
+    ] = None,
+    class_order: Annotated[str, typer.Option(help="0..4 or random.")] = "0",
+    memory_size: Annotated[int | None, typer.Option(min=0, help="Images in the replay memory.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Cut the classes into this many tasks.")] = None,
+    train_per_class: Annotated[int | None, typer.Option(min=1, help="First N training images of each class.")] = None,
+    test_per_class: Annotated[int | None, typer.Option(min=1, help="First N test images of each class.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Score on this share of the training images instead of the test set.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; else $MORECL_DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
+) -> None:
+    """Run a method on a benchmark and write result.json."""
+    from morecl.config import parse_assignments
+    from morecl.runner import RunRequest, start
+
+    settings = parse_assignments(set_ or [])
+    named = {"backbone": backbone, "memory_size": memory_size, "device": device}
+    settings |= {key: value for key, value in named.items() if value is not None}
+    if "seed" in settings:
+        raise InputError("give the seed as --seed")
+    request = RunRequest(
+        method=method,
+        benchmark=benchmark,
+        settings=settings,
+        class_order=class_order,
+        seed=seed,
+        data_root=str(data_root) if data_root else None,
+        tasks=tasks,
+        train_per_class=train_per_class,
+        test_per_class=test_per_class,
+        validation=validation,
+    )
+    folder = out or Path("runs") / benchmark.replace("/", "_").replace(":", "_") / f"{method}-seed{seed}"
+    _watch(
+        f"{benchmark} {method}", folder, lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher)
+    )
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")]) -> None:
+    """Go on with a run from its last checkpoint."""
+    from morecl import runner
+
+    request = runner.read_request(folder)
+    title = f"{request.benchmark} {request.method}"
+    _watch(title, folder, lambda watcher: runner.resume(folder, watcher))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that hold some.")],
+    format_: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
+    out: Annotated[Path | None, typer.Option(help="Write here instead of to the terminal.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the figures, as SVG and PNG, to this folder.")
+    ] = None,
+) -> None:
+    """Tables and figures from the records of finished runs."""
+    from morecl.display import summary
+    from morecl.files import write_text
+    from morecl.suite.report import FORMATS, collect, write_figures
+
+    records = collect(runs)
+    if figures:
+        write_figures(records, figures)
+    if format_ is ReportFormat.text and out:
+        raise InputError("--out goes with --format md, latex or html")
+    if format_ is ReportFormat.text:
+        summary(records, Console())
+    elif out:
+        write_text(out, FORMATS[format_.value](records))
+        print(out)
+    else:
+        print(FORMATS[format_.value](records))
+
+
+@app.command("list")
+def list_(what: Annotated[Listing, typer.Argument()]) -> None:
+    """Show the methods, benchmarks or backbones there are."""
+    from morecl.listing import listing
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for row in listing(what.value):
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def _watch(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
+    """Run ``work(watcher)`` under a live display; on ctrl-C say how to go on."""
+    from morecl.display import summary, watching
+
+    console = Console()
+    try:
+        with watching(console, title) as watcher:
+            record = work(watcher)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"stopped; `morecl resume {folder}` goes on from the last finished task")
+        raise SystemExit(INTERRUPTED) from None
+    summary([record], console)
+    console.print(f"record: {folder / 'result.json'}", soft_wrap=True)

@@ -1,0 +1,296 @@
+"""One run: a method on a benchmark, from the first task to ``result.json``, resumable after every task.
+
+A run's folder:
+
+- ``run.json``: what was asked for, written first;
+- ``checkpoint-K/``: the learner after K tasks (a saved learner) and ``progress.json``, what was measured so far.
+  Written beside and renamed; the one before it is deleted afterwards. A run that is killed goes on from the newest;
+- ``result.json``: the record, written last. ``model/`` is the learner at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torchvision
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import morecl
+from morecl import checkpoint, metrics
+from morecl.data import Recipe, TaskStream, build_stream, load_recipe
+from morecl.errors import InputError
+from morecl.evaluator import Evaluator, Step
+from morecl.files import atomic_folder, write_json
+from morecl.methods import Learner, create, method_class
+from morecl.progress import Listener, silent
+from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc, write_record
+
+RUN, RESULT, PROGRESS = "run.json", "result.json", "progress.json"
+
+
+class RunRequest(BaseModel):
+    """What was asked for; ``resume`` needs nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    benchmark: str
+    settings: dict[str, Any] = {}  # what the user set; the rest comes from the recipe and the method's defaults
+    class_order: str = "0"
+    seed: int = 0
+    data_root: str | None = None
+    tasks: int | None = None
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    validation: float | None = None
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who wants to know how a run goes on; every call is optional."""
+
+    started: Callable[[Learner, TaskStream, int], None] = lambda learner, stream, done: None
+    epoch: Listener = silent
+    task: Callable[[int, Step, float], None] = lambda index, step, seconds: None
+
+
+def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: Watcher | None = None) -> Record:
+    """Run ``request`` and leave everything in ``out``; a folder with a run in it is refused unless ``overwrite``."""
+    recipe = load_recipe(request.benchmark)
+    settings = effective_settings(request, recipe)
+    method_class(request.method).Config.parse(settings)  # complain before anything is written
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; a run needs a folder")
+    if out.exists() and any(out.iterdir()):
+        if not (out / RUN).is_file():
+            raise InputError(f"{out} is not empty and holds no run; choose another folder")
+        if not overwrite:
+            raise InputError(
+                f"{out} already holds a run: `morecl resume {out}` goes on with it, --overwrite starts anew"
+            )
+    stream = _stream(request, recipe)
+    learner = create(request.method, **settings)
+    if out.exists():
+        _clear(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / RUN, request.model_dump(mode="json"))
+    return _go_on(request, learner, stream, out, _Progress(), watcher or Watcher())
+
+
+def resume(out: Path, watcher: Watcher | None = None) -> Record:
+    """Go on with the run in ``out`` from its last checkpoint; one that was killed before its first starts anew."""
+    request = read_request(out)
+    if (out / RESULT).is_file():
+        raise InputError(f"the run in {out} is finished: see {out / RESULT}")
+    recipe = load_recipe(request.benchmark)
+    stream = _stream(request, recipe)
+    newest = _newest_checkpoint(out)
+    if newest is None:
+        learner, progress = create(request.method, **effective_settings(request, recipe)), _Progress()
+    else:
+        learner = checkpoint.load(newest)
+        progress = _Progress.read(newest / PROGRESS)
+        if progress.fingerprint != stream.dataset.fingerprint:
+            raise InputError(f"the data of {request.benchmark} are not those that the run in {out} began with")
+    return _go_on(request, learner, stream, out, progress, watcher or Watcher())
+
+
+def read_request(out: Path) -> RunRequest:
+    """The request in ``out/run.json``."""
+    try:
+        return RunRequest.model_validate_json((out / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{out} holds no run (no {RUN})") from error
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise InputError(f"{out / RUN} cannot be read: {error}") from error
+
+
+def effective_settings(request: RunRequest, recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings that the method knows, overridden by what the user set."""
+    known = method_class(request.method).Config.model_fields
+    of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in known}
+    return of_recipe | request.settings | {"seed": request.seed}
+
+
+@dataclass
+class _Progress:
+    """What was measured in the tasks so far; goes into each checkpoint."""
+
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    capacity: list[float] = dataclasses.field(default_factory=list)
+    evaluate_seconds: float = 0.0
+    total_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    fingerprint: str = ""
+
+    def write(self, path: Path) -> None:
+        value = dataclasses.asdict(self)
+        value["steps"] = [dataclasses.asdict(s) | {"roc": s.roc.model_dump() if s.roc else None} for s in self.steps]
+        write_json(path, value)
+
+    @staticmethod
+    def read(path: Path) -> _Progress:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            for step in value["steps"]:
+                step["roc"] = Roc.model_validate(step["roc"]) if step["roc"] else None
+                step["errors"] = tuple(step["errors"]) if step["errors"] else None
+            value["steps"] = [Step(**step) for step in value["steps"]]
+            return _Progress(**value)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged: {error}") from error
+
+
+def _go_on(
+    request: RunRequest, learner: Learner, stream: TaskStream, out: Path, progress: _Progress, watcher: Watcher
+) -> Record:
+    done = len(progress.steps)
+    progress.fingerprint = stream.dataset.fingerprint
+    watcher.started(learner, stream, done)
+    clock = time.perf_counter()
+    evaluator = Evaluator(learner, stream)
+    for task in (stream[k] for k in range(done, len(stream))):
+        learner.learn_task(task.x_train, task.y_train, watcher.epoch)
+        started = time.perf_counter()
+        step = evaluator.after_task(task.index)
+        now = time.perf_counter()
+        progress.steps.append(step)
+        capacity = learner.capacity()
+        if capacity is not None:
+            progress.capacity.append(capacity)
+        progress.evaluate_seconds += now - started
+        progress.total_seconds += now - clock
+        if learner.device.type == "cuda":
+            progress.peak_memory_bytes = max(progress.peak_memory_bytes, torch.cuda.max_memory_allocated())
+        watcher.task(task.index, step, progress.total_seconds)
+        _write_checkpoint(out, task.index + 1, learner, progress)
+        clock = time.perf_counter()
+    record = _record(request, learner, stream, progress)
+    learner.save(out / "model")
+    write_record(out / RESULT, record)
+    for path in _checkpoints(out):
+        shutil.rmtree(path)
+    return record
+
+
+def _stream(request: RunRequest, recipe: Recipe) -> TaskStream:
+    return build_stream(
+        recipe,
+        data_root=Path(request.data_root) if request.data_root else None,
+        class_order=request.class_order,
+        seed=request.seed,
+        tasks=request.tasks,
+        train_per_class=request.train_per_class,
+        test_per_class=request.test_per_class,
+        validation=request.validation,
+        progress=True,
+    )
+
+
+def _record(request: RunRequest, learner: Learner, stream: TaskStream, progress: _Progress) -> Record:
+    steps = progress.steps
+    matrix = metrics.accuracy_matrix([step.accuracy for step in steps])
+    til_matrix = metrics.accuracy_matrix([step.til for step in steps])
+    detection = steps[:-1]
+    last_detection = detection[-1] if detection else None
+    auc_per_step = [step.auc for step in detection if step.auc is not None]
+    errors = steps[-1].errors
+    entries = learner.entries()
+    seconds = {**learner.seconds, "evaluate": progress.evaluate_seconds, "total": progress.total_seconds}
+    return Record(
+        method=request.method,
+        benchmark=request.benchmark,
+        seed=request.seed,
+        class_order=list(stream.class_order),
+        class_order_name=request.class_order,
+        task_sizes=[len(group) for group in stream.groups],
+        config=learner.config.model_dump(mode="json"),
+        backbone=BackboneInfo(name=learner.backbone.architecture or "local", sha256=learner.backbone.sha256),
+        data=DataInfo(
+            name=stream.dataset.name,
+            fingerprint=stream.dataset.fingerprint,
+            train_images=len(stream.dataset.y_train),
+            test_images=len(stream.dataset.y_test),
+            scored_on=stream.scored_on,
+        ),
+        versions={
+            "morecl": morecl.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "timm": timm.__version__,
+            "numpy": np.__version__,
+        },
+        device=_device_name(learner.device),
+        metrics=Metrics(
+            aca=steps[-1].aca,
+            aia=metrics.aia([step.aca for step in steps]),
+            reduction_rate=metrics.reduction_rate(matrix),
+            bwt=metrics.bwt(matrix),
+            auc=last_detection.auc if last_detection else None,
+            iauc=metrics.iauc(auc_per_step) if auc_per_step else None,
+            fpr95=last_detection.fpr95 if last_detection else None,
+            aupr=last_detection.aupr if last_detection else None,
+            til_accuracy=metrics.til_accuracy(til_matrix),
+            errors_to_earlier=errors[0] if errors else None,
+            errors_to_later=errors[1] if errors else None,
+        ),
+        accuracy_matrix=matrix,
+        til_matrix=til_matrix,
+        aca_per_step=[step.aca for step in steps],
+        auc_per_step=auc_per_step,
+        fpr95_per_step=[step.fpr95 for step in detection if step.fpr95 is not None],
+        aupr_per_step=[step.aupr for step in detection if step.aupr is not None],
+        roc=last_detection.roc if last_detection else None,
+        seconds=seconds,
+        entries={**entries, "total": sum(entries.values()), "buffer": int(learner.memory.images.size)},
+        capacity=progress.capacity,
+        peak_memory_bytes=progress.peak_memory_bytes or None,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _write_checkpoint(out: Path, tasks: int, learner: Learner, progress: _Progress) -> None:
+    older = _checkpoints(out)
+    with atomic_folder(out / f"checkpoint-{tasks}") as folder:
+        checkpoint.write(learner, folder, include_backbone=False)
+        progress.write(folder / PROGRESS)
+    for path in older:
+        shutil.rmtree(path)
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    found = [path for path in out.iterdir() if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def _newest_checkpoint(out: Path) -> Path | None:
+    found = _checkpoints(out)
+    return found[-1] if found else None
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run left in its folder, and nothing else."""
+    for path in out.iterdir():
+        if path.is_dir() and re.fullmatch(r"checkpoint-\d+|model|\.(checkpoint-\d+|model)\..*", path.name):
+            shutil.rmtree(path)
+        elif path.name in (RUN, RESULT) or re.fullmatch(r"\.(run|result)\.json\..*\.tmp", path.name):
+            path.unlink()

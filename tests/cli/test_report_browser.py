@@ -1,0 +1,74 @@
+"""The HTML report in a real browser: no console message, and every figure that should be seen has a size."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from morecl.suite import report
+from synthetic import make_record
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+
+MEASURE = """
+<pre id="measured"></pre><script>
+const drawings = [...document.querySelectorAll("svg")].map(svg => {
+  const box = svg.getBoundingClientRect(), drawn = svg.getBBox();
+  return {label: svg.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: svg.parentElement.className,
+          width: box.width, height: box.height, ink: drawn.width * drawn.height, right: box.right};
+});
+document.getElementById("measured").textContent = JSON.stringify(
+  {drawings, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth});
+</script>"""
+
+
+def open_page(page: Path, width: int, profile: Path) -> tuple[str, str]:
+    """The DOM after loading and the browser's log."""
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    command = [
+        CHROMIUM,
+        *flags,
+        f"--user-data-dir={profile}",
+        f"--window-size={width},900",
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "wide", "narrow"), (500, "narrow", "wide")])
+def test_report_opens_without_a_console_message(tmp_path: Path, width: int, shown: str, hidden: str) -> None:
+    benchmarks = ("digits-5t", "mnist-5t")  # two: wider than a narrow window
+    records = [make_record(m, b, seed, tasks=3) for m in ("icarl", "more") for b in benchmarks for seed in (0, 1)]
+    page = tmp_path / "report.html"
+    page.write_text(report.html(records).replace("</body>", MEASURE + "</body>"), encoding="utf-8")
+    dom, log = open_page(page, width, tmp_path / "profile")
+    assert "CONSOLE" not in log, log
+    text = re.search(r'<pre id="measured">(.*?)</pre>', dom)
+    assert text is not None
+    measured = json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    kinds = [drawing["kind"].strip() for drawing in measured["drawings"]]
+    assert kinds.count("drawing wide") == kinds.count("drawing narrow") == 2 * 5
+    assert kinds.count("drawing") == 2 * 2  # the accuracy matrices
+    for drawing in measured["drawings"]:
+        if hidden in drawing["kind"]:
+            assert drawing["hidden"], drawing
+        else:
+            assert drawing["width"] > 150 and drawing["height"] > 100 and drawing["ink"] > 0, drawing
+            assert drawing["right"] <= width, drawing
+    assert measured["overflow"] <= 0  # the page itself never scrolls sideways
+
+
+def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html><link rel=icon href=data:,><script>nothing()</script>", encoding="utf-8")
+    assert "CONSOLE" in open_page(page, 800, tmp_path / "profile")[1]
