@@ -15,7 +15,7 @@ from morecl.nn.network import AdaptedViT, Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
+from morecl.training import Batch, ProtectedSGD, fit
 
 
 class SingleHeadLearner(Learner):
@@ -53,6 +53,11 @@ class SingleHeadLearner(Learner):
         with self._autocast():
             return self.network.trunk(tokens, self.norms)
 
+    def _logits(self, tokens: Tokens) -> Tensor:
+        """(N, classes): what the head says now; the outputs of a teacher before training goes on."""
+        with torch.no_grad():
+            return self.head(self.embed(tokens, self.networks()[-1]))
+
     def _optimizer(self) -> ProtectedSGD:
         return ProtectedSGD(list(self.model.parameters()), self.config.lr, self.config.momentum)
 
@@ -67,24 +72,47 @@ class SingleHeadLearner(Learner):
     ) -> None:
         """Minimise ``loss(tokens (B, L, D), columns (B,))`` over the task's own images for ``config.epochs``."""
         columns = (task.first_column + task.targets).to(self.device)
+        with self._clock("train"):
+            self._fit_rows(loss, tokens, [columns], task=task, listener=listener, after_backward=after_backward)
+
+    def _fit_rows(
+        self,
+        loss: Callable[..., Tensor],
+        inputs: Tokens | Tensor,
+        rows: Sequence[Tensor],
+        *,
+        task: TaskData,
+        listener: Listener,
+        stage: str = "epoch",
+        epochs: int | None = None,
+        optimizer: ProtectedSGD | None = None,
+        after_backward: Callable[[], None] | None = None,
+    ) -> None:
+        """Minimise ``loss(inputs, *rows)`` over batches of N images, each epoch in a new order.
+
+        Args:
+            inputs: tokens of the images, or their features (N, D).
+            rows: tensors (N, ...) on the device, one row per image: targets, a teacher's outputs, weights.
+            stage: name of the draw; stages of one task differ in it.
+            epochs, optimizer: ``config.epochs`` and all parameters with ``config.lr`` if not given.
+        """
 
         def batches(epoch: int) -> Iterator[Batch]:
-            draw = generator(self.config.seed, "epoch", task.index, epoch)
-            for index in shuffled_batches(len(tokens), self.config.batch_size, draw):
-                index = index.to(self.device)
-                yield tokens[index], columns[index]
+            draw = generator(self.config.seed, stage, task.index, epoch)
+            order = torch.randperm(len(inputs), generator=draw).to(self.device)
+            for index in order.split(self.config.batch_size):
+                yield inputs[index], *(row[index] for row in rows)
 
-        with self._clock("train"):
-            fit(
-                loss,
-                batches,
-                self._optimizer(),
-                epochs=self.config.epochs,
-                task=task.index,
-                images=len(tokens),
-                listener=listener,
-                after_backward=after_backward,
-            )
+        fit(
+            loss,
+            batches,
+            optimizer or self._optimizer(),
+            epochs=epochs or self.config.epochs,
+            task=task.index,
+            images=len(inputs),
+            listener=listener,
+            after_backward=after_backward,
+        )
 
     def networks(self) -> list[str]:
         return [f"after task {len(self.task_sizes)}"]

@@ -1,0 +1,30 @@
+"""Knowledge distillation and balance between classes: the losses' parts that several replay methods share.
+
+No image is augmented in training, so a teacher says the same of an image in every epoch. Its outputs are therefore
+computed once, before training, and travel with the images; the teacher itself need not be kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy between softened outputs, -sum_c softmax(teacher / T)_c log softmax(student / T)_c. (B, C) -> (B,)
+
+    (Hinton et al. 2015, without the factor T^2 that some methods add.)
+    """
+    return -((teacher / temperature).softmax(1) * (student / temperature).log_softmax(1)).sum(1)
+
+
+def class_weights(columns: Tensor, first: int, last: int) -> Tensor:
+    """Weights (N,) under which the classes first..last-1 count alike: n / (classes present * n_y) for an image of class y.
+
+    n is the number of images of these classes, n_y that of class y. Images of other classes weigh 1.
+    """
+    inside = (columns >= first) & (columns < last)
+    counts = torch.bincount(columns, minlength=last)
+    present = counts[first:last]
+    n, classes = present.sum(), (present > 0).sum()
+    return torch.where(inside, n / (classes * counts[columns].float()), 1.0)

@@ -1,0 +1,81 @@
+"""A-GEM: Efficient Lifelong Learning with A-GEM (Chaudhry, Ranzato, Rohrbach, Elhoseiny; ICLR 2019).
+
+The memory is not trained on; it only vetoes. With g the gradient of the task's batch and g_ref that of a random batch
+from memory, a step along g is taken as it is when it does not raise the memory's loss (to first order), else it is
+replaced by the nearest one that does not (Eq. 11 of that paper):
+
+    g~ = g                                       if g . g_ref >= 0
+    g~ = g - (g . g_ref) / (g_ref . g_ref) g_ref otherwise, so that g~ . g_ref = 0
+
+g runs over all trained parameters together: adapters, norms and the head.
+
+Deviations:
+
+- Batches of 64 and as many reference images (the original: 10 and 256), several epochs instead of one pass.
+- The projected gradient goes through SGD with momentum, as for all methods here; the original has none. The guarantee
+  holds for each gradient, not for the sum that momentum keeps.
+- One head over all classes seen (class-incremental) instead of one a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl.config import TrainingConfig
+from morecl.methods.base import TaskData
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import repeated_shuffles
+
+
+class AgemConfig(TrainingConfig):
+    memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
+    memory_batch_size: int = Field(64, ge=1, description="images of the reference gradient (the original: 256)")
+
+
+@torch.no_grad()
+def project(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
+    """Eq. 11, in place: take from ``gradients`` what points against ``reference``. No wait for the device."""
+    product = torch.stack([(g * r).sum() for g, r in zip(gradients, reference, strict=True)]).sum()
+    length = torch.stack([r.square().sum() for r in reference]).sum()
+    factor = torch.where(product < 0, product / length, 0.0)
+    torch._foreach_sub_(list(gradients), torch._foreach_mul(list(reference), factor))
+
+
+class Agem(SingleHeadLearner):
+    name: ClassVar[str] = "agem"
+    Config = AgemConfig
+    config: AgemConfig
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        config = self.config
+        tokens = self.prepare(task.images)
+
+        def loss(x: Tensor, columns: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self._features(x)), columns)
+
+        project_gradient = None
+        if len(self.memory):
+            replay, replay_columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns)
+            replay_columns = replay_columns.to(self.device)
+            steps = config.epochs * -(-len(tokens) // config.batch_size)
+            draw = generator(config.seed, "reference", task.index)
+            drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
+            references = iter(drawn.split(config.memory_batch_size))
+            parameters = list(self.model.parameters())
+
+            def project_gradient() -> None:
+                index = next(references)
+                reference = torch.autograd.grad(loss(replay[index], replay_columns[index]), parameters)
+                project([p.grad for p in parameters if p.grad is not None], reference)
+
+        self._fit(task, tokens, loss, listener, after_backward=project_gradient)
+        columns = task.first_column + task.targets.numpy()
+        self.memory.update(task.images, columns, generator(config.seed, "memory", task.index))

@@ -1,0 +1,62 @@
+"""HAT: Overcoming Catastrophic Forgetting with Hard Attention to the Task (Serra, Suris, Miron, Karatzoglou; ICML 2018),
+made class-incremental by HyperNet's task-id prediction (von Oswald, Henning, Sacramento, Grewe; ICLR 2020).
+
+Each task trains the adapters under its own hard-attention masks, its own norms and its own head of |Y^k| outputs, as
+MORE does but without the *ood* output, without replay and without back-update. As HAT needs to be told the task, a test
+image goes through every task's network and the head that is surest of itself wins:
+
+    k* = argmin_k H(p(. | x, k)),   H(p) = -sum_c p_c log p_c;   y* = argmax_c p(c | x, k*)
+
+Scores are softmax outputs of every head, those of task k* raised by 1: they lie above all others, and within a task the
+order is that of its head. The OOD score is the maximum softmax probability of the chosen head.
+
+Deviations:
+
+- HAT's masks sit on the adapters of a frozen ViT, not on all units; norms are per task and need no protection.
+- A finished task's masks are rounded to exactly {0, 1}, so the protection does not leak.
+- Entropies are compared as they are, as in HyperNet, where all tasks have equally many classes. With unequal tasks the
+  smaller one is favoured (its entropy is bounded by log |Y^k|); a task of one class has entropy 0 and always wins.
+- s_max = 400 and lambda = 0.75 are HAT's own; momentum SGD without its gradient clipping and its rate schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from morecl.methods.base import Output, TaskData
+from morecl.methods.masked import MaskedLearner
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import shuffled_batches
+
+
+class Hat(MaskedLearner):
+    name: ClassVar[str] = "hat"
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        tokens, targets = self.prepare(task.images), task.targets.to(self.device)
+        size = self.config.batch_size
+
+        def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+            draw = generator(self.config.seed, "epoch", task.index, epoch)
+            for part in shuffled_batches(len(tokens), size, draw):
+                index = part.to(self.device)
+                yield tokens[index], targets[index]
+
+        with self._clock("train"):
+            self._train(task, batches, -(-len(tokens) // size), listener)
+
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        logits = [net.head(z).double() for net, z in zip(self.tasks, features, strict=True)]
+        heads = [x.softmax(1) for x in logits]
+        entropy = torch.stack([-(x.softmax(1) * x.log_softmax(1)).sum(1) for x in logits], 1)  # (N, tasks)
+        chosen = entropy.argmin(1)
+        p = torch.cat(heads, 1)
+        wins = torch.from_numpy(self.task_of_column()).to(p.device) == chosen[:, None]  # (N, C)
+        scores = p + wins
+        return Output(scores, p, scores.amax(1) - 1)

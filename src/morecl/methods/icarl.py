@@ -1,0 +1,116 @@
+"""iCaRL: Incremental Classifier and Representation Learning (Rebuffi, Kolesnikov, Sperl, Lampert; CVPR 2017).
+
+The network is trained as a multi-label classifier, g_y(x) = sigmoid(w_y . phi(x) + b_y), on the new data and the stored
+exemplars together. Before that, the old network's outputs q_y = g_y(x) are written down for every image. With the new
+classes s..t and the old ones 1..s-1 the loss is (Algorithm 3)
+
+    l = - sum_i [ sum_{y=s..t} [y = y_i] log g_y(x_i) + [y != y_i] log(1 - g_y(x_i))
+                + sum_{y<s}    q_y_i log g_y(x_i) + (1 - q_y_i) log(1 - g_y(x_i)) ].
+
+Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), those of the older classes cut
+from the end (Algorithm 5). The head only serves to train the features: an image goes to the class whose exemplars'
+mean is nearest (Algorithm 1), features and means normalised to length one,
+
+    y* = argmin_y || phi(x) - mu_y ||,    mu_y = mean of phi over the exemplars of y.
+
+Deviations:
+
+- Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
+- The loss is summed over classes and averaged over the images of a batch (the published code averages over both and
+  makes up for it with a learning rate of 2).
+- No weight decay and no learning-rate steps: rate and epochs are those of the benchmark, as for every method here.
+- OOD score: maximum softmax probability of the head. The paper has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl.config import TrainingConfig
+from morecl.errors import InputError
+from morecl.memory import herding_order
+from morecl.methods.base import Output, TaskData
+from morecl.methods.prototypes import Prototypes
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+
+
+class IcarlConfig(TrainingConfig):
+    memory_size: int = Field(200, ge=1, description="exemplars, all classes together (K)")
+
+
+class Icarl(SingleHeadLearner):
+    name: ClassVar[str] = "icarl"
+    Config = IcarlConfig
+    config: IcarlConfig
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.model["prototypes"] = Prototypes(self.network.dim).to(self.device)
+
+    def _grow(self, classes: int) -> None:
+        super()._grow(classes)
+        self.prototypes.grow(classes)
+
+    @property
+    def prototypes(self) -> Prototypes:
+        """Means of the exemplars' normalised features, of length one again: mu_y."""
+        return cast(Prototypes, self.model["prototypes"])
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        quota = self.memory.quota(len(self.classes))
+        if not quota:
+            raise InputError(
+                f"memory_size={self.config.memory_size} cannot hold an exemplar of each of {len(self.classes)} "
+                "classes, and icarl recognises classes by their exemplars; set memory_size to the number of classes "
+                "or more"
+            )
+        columns = task.first_column + task.targets.numpy()
+        with self._clock("train"):
+            self._train(task, listener)  # Algorithm 3
+            features = self._normalised(self.prepare(task.images))
+            order = herding_order(features, columns, quota)  # Algorithm 4
+            self.memory.update_ranked(task.images, columns, order)  # Algorithm 5
+            self._set_means()
+
+    def _train(self, task: TaskData, listener: Listener) -> None:
+        """Minimise l over the task's images and the exemplars."""
+        tokens = self.prepare(self.memory.followed_by(task.images))
+        columns = torch.cat([torch.from_numpy(self.memory.columns), task.first_column + task.targets])
+        wanted = F.one_hot(columns, len(self.classes)).float().to(self.device)
+        if task.index:
+            wanted[:, : task.first_column] = self._logits(tokens)[:, : task.first_column].sigmoid()  # q
+
+        def loss(x: Tensor, wanted: Tensor) -> Tensor:
+            logits = self.head(self._features(x))
+            return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1).mean()
+
+        self._fit_rows(loss, tokens, [wanted], task=task, listener=listener)
+
+    def _set_means(self) -> None:
+        exemplars = self._normalised(self.prepare(self.memory.images))
+        for c in range(len(self.classes)):
+            own = torch.from_numpy(np.flatnonzero(self.memory.columns == c)).to(self.device)
+            self.prototypes.means[c] = F.normalize(exemplars[own].mean(0), dim=0)
+
+    def _normalised(self, tokens: Tokens) -> Tensor:
+        """Features of length one, (N, D) float64."""
+        return F.normalize(self.embed(tokens, self.networks()[0]).double(), dim=1)
+
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        """Algorithm 1; the head speaks only of how well the image is known."""
+        distance = torch.cdist(F.normalize(features[0].double(), dim=1), self.prototypes.means)
+        p = self.head(features[0]).double().softmax(1)
+        return Output(-distance, p, p.amax(1))
+
+    def entries(self) -> dict[str, int]:
+        return super().entries() | {"statistics": self.prototypes.means.numel()}

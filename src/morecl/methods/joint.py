@@ -1,0 +1,37 @@
+"""Joint training: the upper bound.
+
+Keeps every image. For each task it starts anew from the pre-trained backbone (fresh adapters, norms and head) and trains on
+everything seen so far, cross-entropy over all classes, as if all had come at once. Not a continual learner: nothing can be
+forgotten, and both memory and time grow with the stream. It says what the other methods could reach at best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl.methods.base import TaskData
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.progress import Listener
+from morecl.random import generator
+
+
+class Joint(SingleHeadLearner):
+    name: ClassVar[str] = "joint"
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        self.memory.append(task.images, task.first_column + task.targets.numpy())
+        self._reset()
+        self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
+        everything = replace(
+            task, images=self.memory.images, targets=torch.from_numpy(self.memory.columns), first_column=0
+        )
+
+        def loss(x: Tensor, columns: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self._features(x)), columns)
+
+        self._fit(everything, self.prepare(self.memory.images), loss, listener)

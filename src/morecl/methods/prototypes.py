@@ -1,0 +1,69 @@
+"""What prototype classifiers share: a frozen backbone and one mean a class."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from morecl.config import LearnerConfig
+from morecl.methods.base import Learner, TaskData
+from morecl.nn.network import AdaptedViT
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+
+
+class Prototypes(nn.Module):
+    """Class means (C, D), float64."""
+
+    means: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.register_buffer("means", torch.empty(0, dim, dtype=torch.float64))
+
+    def grow(self, classes: int) -> None:
+        self.means = torch.cat([self.means, self.means.new_zeros(classes, self.means.shape[1])])
+
+
+class PrototypeLearner(Learner):
+    """A learner that trains nothing. A subclass says in ``score`` how an image is compared with the means."""
+
+    Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+
+    def _build_network(self) -> AdaptedViT:
+        return AdaptedViT(self.backbone.vit, bottleneck=None)
+
+    def _reset(self) -> None:
+        self.prototypes = Prototypes(self.network.dim)
+        self.model = nn.ModuleDict({"prototypes": self.prototypes}).to(self.device)
+
+    def _grow(self, classes: int) -> None:
+        self.prototypes.grow(classes)
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        with self._clock("train"):
+            features = self.embed(self.prepare(task.images), "frozen").double()
+            for c in range(task.classes):
+                own = (task.targets == c).to(self.device)
+                self.prototypes.means[task.first_column + c] = features[own].mean(0)
+
+    def networks(self) -> list[str]:
+        return ["frozen"]
+
+    @torch.no_grad()
+    def embed(self, tokens: Tokens, network: str) -> Tensor:
+        with self._autocast():
+            parts = [self.network.trunk(x) for x in self._in_batches(tokens)]
+        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+
+    def entries(self) -> dict[str, int]:
+        return {
+            "backbone": sum(value.numel() for value in self.backbone.state.values()),
+            "adapters": 0,
+            "norms": 0,
+            "embeddings": 0,
+            "heads": 0,
+            "statistics": self.prototypes.means.numel(),
+        }

@@ -1,0 +1,130 @@
+"""Single-task models: the reference that forward transfer is measured against. Not a continual learner.
+
+For each task a fresh model (adapters, norms, head) is trained on that task alone, from the pre-trained backbone, as if
+no other task existed. Nothing is shared, so nothing is forgotten and nothing is transferred. What it is for:
+
+    FWT = mean over k of (accuracy of the method on task k when it has just learned it
+                          - accuracy of the single-task model of task k, task told)
+
+(paper, appendix, after Ke et al., NeurIPS 2020, with the pre-trained backbone and adapters in place of a random start).
+The second term is the diagonal of this method's task-incremental accuracy matrix. Each model starts from the same
+adapters as every other method's first task and uses the same settings.
+
+Its class-incremental answer is what independent models give without knowing the task: the largest softmax output over
+all models. That number is no bound of anything; none of the models has seen the others' classes.
+
+Deviations: none; the paper gives no further detail.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from morecl.config import TrainingConfig
+from morecl.methods.base import Learner, Output, TaskData
+from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
+
+
+class TaskModel(nn.Module):
+    """All that one task trains: adapters, norms, head (D -> |Y|)."""
+
+    def __init__(self, adapters: nn.ModuleList, norms: Norms, dim: int, classes: int, init: torch.Generator):
+        super().__init__()
+        self.adapters = adapters
+        self.norms = norms
+        self.head = nn.Linear(dim, classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
+        nn.init.zeros_(self.head.bias)
+
+
+class Single(Learner):
+    name: ClassVar[str] = "single"
+    Config = TrainingConfig
+    config: TrainingConfig
+
+    def _build_network(self) -> AdaptedViT:
+        return AdaptedViT(self.backbone.vit, self.config.bottleneck)
+
+    def _reset(self) -> None:
+        self.model = nn.ModuleDict({"tasks": nn.ModuleList()})
+
+    def _grow(self, classes: int) -> None:
+        self.network.initialise(generator(self.config.seed, "adapters"))
+        init = generator(self.config.seed, "head", len(self.tasks))
+        adapters = copy.deepcopy(self.network.adapters)
+        self.tasks.append(
+            TaskModel(adapters, self.network.new_norms(), self.network.dim, classes, init).to(self.device)
+        )
+
+    @property
+    def tasks(self) -> list[TaskModel]:
+        """One :class:`TaskModel` a task (an ``nn.ModuleList``)."""
+        return cast("list[TaskModel]", self.model["tasks"])
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        config, net, working = self.config, self.tasks[-1], self.network.adapters
+        tokens, targets = self.prepare(task.images), task.targets.to(self.device)
+        working.load_state_dict(net.adapters.state_dict())
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
+            for part in shuffled_batches(len(tokens), config.batch_size, draw):
+                index = part.to(self.device)
+                yield tokens[index], targets[index]
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            with self._autocast():
+                features = self.network.trunk(x, net.norms)
+            return F.cross_entropy(net.head(features), y)
+
+        trained = [*working.parameters(), *net.norms.parameters(), *net.head.parameters()]
+        with self._clock("train"):
+            fit(
+                loss,
+                batches,
+                ProtectedSGD(trained, config.lr, config.momentum),
+                epochs=config.epochs,
+                task=task.index,
+                images=len(tokens),
+                listener=listener,
+            )
+        net.adapters.load_state_dict(working.state_dict())
+
+    def networks(self) -> list[str]:
+        return [str(k) for k in range(len(self.tasks))]
+
+    @torch.no_grad()
+    def embed(self, tokens: Tokens, network: str) -> Tensor:
+        net = self.tasks[int(network)]
+        self.network.adapters.load_state_dict(net.adapters.state_dict())
+        with self._autocast():
+            parts = [self.network.trunk(x, net.norms) for x in self._in_batches(tokens)]
+        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        p = torch.cat([net.head(z).double().softmax(1) for net, z in zip(self.tasks, features, strict=True)], 1)
+        return Output(p, p, p.amax(1))
+
+    def entries(self) -> dict[str, int]:
+        def count(part: str) -> int:
+            return sum(p.numel() for net in self.tasks for p in getattr(net, part).parameters())
+
+        return {
+            "backbone": sum(value.numel() for value in self.backbone.state.values()),
+            "adapters": count("adapters"),
+            "norms": count("norms"),
+            "embeddings": 0,
+            "heads": count("head"),
+            "statistics": 0,
+        }
