@@ -34,6 +34,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 class Listing(StrEnum):
     methods = "methods"
     benchmarks = "benchmarks"
+    suites = "suites"
     backbones = "backbones"
 
 
@@ -127,6 +128,96 @@ def resume(folder: Annotated[Path, typer.Argument(help="Folder of a run that was
 
 
 @app.command()
+def suite(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="See `morecl list suites`; or a file of your own.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in its own process.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for all runs; suites with the same one share runs.")] = Path("runs"),
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,...", help="Instead of the suite's own.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="For every method that has the setting; repeatable."),
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; else $MORECL_DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+) -> None:
+    """Run methods x benchmarks x seeds; what is finished is skipped."""
+    from morecl.config import parse_assignments
+    from morecl.suite.run_suite import run_suite, show
+    from morecl.suite.suites import load_suite, number_list, plan
+
+    settings = parse_assignments(set_ or [])
+    settings |= {key: value for key, value in {"backbone": backbone, "device": device}.items() if value is not None}
+    chosen = number_list("--seeds", seeds, int) if seeds is not None else None
+    planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
+    console = Console()
+    try:
+        outcomes = run_suite(planned, console, jobs=jobs)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; the same command goes on with what is not finished")
+        raise SystemExit(INTERRUPTED) from None
+    show(outcomes, console)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise SystemExit(1)
+    console.print(f"all tables and figures: morecl report {out} --format html --out report.html", soft_wrap=True)
+
+
+@app.command()
+def tune(
+    benchmark: Annotated[str, typer.Argument(help="Name, path of a recipe (.toml), or folder:PATH.")],
+    lr: Annotated[str, typer.Option(metavar="0.001,...", help="Learning rates to try.")],
+    epochs: Annotated[str, typer.Option(metavar="5,10,...", help="Numbers of epochs to try.")],
+    out: Annotated[Path, typer.Option(help="Folder for the trials and tune.json.")],
+    method: Annotated[str, typer.Option(help="See `morecl list methods`.")] = "more",
+    validation: Annotated[float, typer.Option(help="Share of the training images that is held out.")] = 0.1,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="A pair's score is the mean over them.")] = "0",
+    class_order: Annotated[str, typer.Option(help="0..4 or random.")] = "0",
+    train_per_class: Annotated[int | None, typer.Option(min=1, help="First N training images of each class.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; else $MORECL_DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+) -> None:
+    """Search learning rate and epochs on held-out training images, never on the test set."""
+    from morecl import tune as search
+    from morecl.config import parse_assignments
+    from morecl.display import watching
+    from morecl.runner import RunRequest
+    from morecl.suite.suites import number_list
+
+    settings = parse_assignments(set_ or [])
+    settings |= {key: value for key, value in {"backbone": backbone, "device": device}.items() if value is not None}
+    request = RunRequest(
+        method=method,
+        benchmark=benchmark,
+        settings=settings,
+        class_order=class_order,
+        data_root=str(data_root) if data_root else None,
+        train_per_class=train_per_class,
+        validation=validation,
+    )
+    console = Console()
+    try:
+        found = search.tune(
+            request,
+            lrs=number_list("--lr", lr, float),
+            epochs=number_list("--epochs", epochs, int),
+            seeds=number_list("--seeds", seeds, int),
+            out=out,
+            watch=lambda title: watching(console, title),
+        )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; the same command goes on with the trials that are not finished")
+        raise SystemExit(INTERRUPTED) from None
+    search.show(found, console)
+    console.print(f"record: {out / search.FILE}", soft_wrap=True)
+    if found.best is None:
+        raise SystemExit(1)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that hold some.")],
     format_: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
@@ -156,7 +247,7 @@ def report(
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument()]) -> None:
-    """Show the methods, benchmarks or backbones there are."""
+    """Show the methods, benchmarks, suites or backbones there are."""
     from morecl.listing import listing
 
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -16,7 +16,7 @@ from morecl.nn.backbone import SHIPPED
 class LearnerConfig(BaseModel):
     """What every method understands. Defaults are the paper's for CIFAR10-5T; benchmark recipes override them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     backbone: str = Field(SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH")
     image_size: int | None = Field(None, ge=4, description="input size in pixels; the backbone's own if not given")
@@ -24,7 +24,8 @@ class LearnerConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63)
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
-    eval_batch_size: int = Field(128, ge=1, description="images per forward pass outside training")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="auto: compiled, captured steps on a CUDA GPU")
+    eval_batch_size: int | None = Field(None, ge=1, description="images per forward pass outside training")
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:

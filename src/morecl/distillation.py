@@ -19,7 +19,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def class_weights(columns: Tensor, first: int, last: int) -> Tensor:
-    """Weights (N,) under which the classes first..last-1 count alike: n / (classes present * n_y) for an image of class y.
+    """Weights (N,) under which the classes first..last-1 count alike: n / (classes present * n_y) for class y.
 
     n is the number of images of these classes, n_y that of class y. Images of other classes weigh 1.
     """

@@ -10,11 +10,12 @@ import timm
 from morecl.data import load_recipe, recipe_names
 from morecl.methods import METHODS
 from morecl.nn.backbone import SHIPPED
+from morecl.suite.suites import load_suite, suite_names
 
 
 def listing(what: str) -> list[tuple[str, str]]:
-    """Rows for ``methods``, ``benchmarks`` or ``backbones``."""
-    return {"methods": _methods, "benchmarks": _benchmarks, "backbones": _backbones}[what]()
+    """Rows for ``methods``, ``benchmarks``, ``suites`` or ``backbones``."""
+    return {"methods": _methods, "benchmarks": _benchmarks, "suites": _suites, "backbones": _backbones}[what]()
 
 
 def _methods() -> list[tuple[str, str]]:
@@ -27,6 +28,10 @@ def _benchmarks() -> list[tuple[str, str]]:
         recipe = load_recipe(name)
         rows.append((name, f"{recipe.dataset}, {recipe.tasks} tasks"))
     return [*rows, ("folder:PATH", "your own images: one sub-folder per class")]
+
+
+def _suites() -> list[tuple[str, str]]:
+    return [(name, load_suite(name).description) for name in suite_names()]
 
 
 def _backbones() -> list[tuple[str, str]]:

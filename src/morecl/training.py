@@ -14,6 +14,8 @@ from morecl.progress import EpochDone, Listener
 
 Batch = tuple[Tensor, ...]
 
+WARM_UP_STEPS = 3  # before a step is captured, as CUDA graphs want it
+
 
 class ProtectedSGD(torch.optim.Optimizer):
     """SGD with momentum in which each parameter may carry a gate in [0, 1] that multiplies its *update* (Eq. 11).
@@ -49,11 +51,15 @@ class ProtectedSGD(torch.optim.Optimizer):
             torch._foreach_add_(self._parameters[:guarded], update, alpha=-lr)
         torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
 
+    def tensors(self) -> list[Tensor]:
+        """All that a step changes."""
+        return [*(p.data for p in self._parameters), *self._velocity]
+
 
 def fit(
     loss: Callable[..., Tensor],
     batches: Callable[[int], Iterable[Batch]],
-    optimizer: torch.optim.Optimizer,
+    optimizer: ProtectedSGD,
     *,
     epochs: int,
     task: int,
@@ -61,6 +67,7 @@ def fit(
     listener: Listener,
     after_backward: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
+    capture: bool = False,
 ) -> None:
     """Run ``epochs`` passes: for each batch of ``batches(epoch)`` minimise ``loss(*batch)``.
 
@@ -68,23 +75,33 @@ def fit(
         images: training images per epoch, for the speed that is reported.
         after_backward: called when gradients are there and the step is not yet made (A-GEM, OWM).
         after_step: called after each step (to bound what was updated).
+        capture: record the step as a CUDA graph and replay it. All batches must have the same shapes and nothing in
+            the step may depend on the host.
 
     Raises:
         DivergedError: the mean loss of an epoch is not finite.
     """
+
+    def step(batch: Batch) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss(*batch)
+        value.backward()
+        if after_backward:
+            after_backward()
+        optimizer.step()
+        if after_step:
+            after_step()
+        return value.detach()
+
+    run: Callable[[Batch], Tensor] | None = None if capture else step
     for epoch in range(epochs):
-        started, total, steps = time.perf_counter(), None, 0
+        started, total, steps = time.perf_counter(), torch.zeros(()), 0
         for batch in batches(epoch):
-            optimizer.zero_grad(set_to_none=True)
-            value = loss(*batch)
-            value.backward()
-            if after_backward:
-                after_backward()
-            optimizer.step()
-            if after_step:
-                after_step()
-            total, steps = value.detach() if total is None else total + value.detach(), steps + 1
-        mean = math.nan if total is None else float(total) / steps  # the epoch's only wait for the device
+            run = run or _CapturedStep(step, batch, optimizer.tensors())
+            value = run(batch)
+            total = value.clone() if steps == 0 else total + value
+            steps += 1
+        mean = float(total) / steps  # the epoch's only wait for the device
         if not math.isfinite(mean):
             raise DivergedError(
                 f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}; "
@@ -92,6 +109,32 @@ def fit(
             )
         speed = images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed))
+
+
+class _CapturedStep:
+    """``step`` as a CUDA graph: recorded once on buffers of its own, then replayed without launching kernels singly."""
+
+    def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
+        """``changed``: the tensors that a step changes; warming up leaves them as they were."""
+        self._inputs = tuple(tensor.clone() for tensor in batch)
+        before = [tensor.clone() for tensor in changed]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_STEPS):
+                step(self._inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._loss = step(self._inputs)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        for buffer, tensor in zip(self._inputs, batch, strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return self._loss
 
 
 def shuffled_batches(count: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
@@ -103,3 +146,21 @@ def repeated_shuffles(count: int, length: int, generator: torch.Generator) -> Te
     """``length`` draws from 0..count-1: shuffled, used up, shuffled again. (length,)"""
     rounds = math.ceil(length / count)
     return torch.cat([torch.randperm(count, generator=generator) for _ in range(rounds)])[:length]
+
+
+def equal_batches(
+    count: int, batch_size: int, generator: torch.Generator, device: torch.device, *, fill: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """A random order of 0..count-1 in pieces, moved to the device at once: [(index (B,), weight (B,)), ...].
+
+    With ``fill`` the last piece is filled up to ``batch_size`` (a captured step wants equal shapes) with images of
+    weight 0; without, all weights are 1.
+    """
+    order = torch.randperm(count, generator=generator)
+    weight = torch.ones(count)
+    missing = -count % batch_size if fill else 0
+    if missing:
+        order = torch.cat([order, order.repeat(math.ceil(missing / count))[:missing]])
+        weight = torch.cat([weight, torch.zeros(missing)])
+    order, weight = order.to(device), weight.to(device)
+    return list(zip(order.split(batch_size), weight.split(batch_size), strict=True))

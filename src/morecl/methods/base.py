@@ -33,6 +33,8 @@ from morecl.nn.network import AdaptedViT
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener, silent
 
+EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
+
 
 @dataclass(frozen=True)
 class TaskData:
@@ -74,6 +76,9 @@ class Learner(ABC):
         self.config = config
         self.device = resolve_device(config.device)
         self.dtype = resolve_precision(config.precision, self.device)
+        self.compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
+        self.captured = self.compiled and self.device.type == "cuda"  # training steps as CUDA graphs
+        self.eval_batch_size = config.eval_batch_size or EVAL_BATCH_SIZE.get(self.device.type, 128)
         self.backbone = backbone or load_backbone(
             config.backbone, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed
         )
@@ -112,6 +117,10 @@ class Learner(ABC):
     @abstractmethod
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         """Features of all images under ``network``: (N, D) float32 on the device."""
+
+    def embed_all(self, tokens: Tokens) -> list[Tensor]:
+        """Features under each of :meth:`networks`; methods that can do all at once override this."""
+        return [self.embed(tokens, network) for network in self.networks()]
 
     @abstractmethod
     def score(self, features: Sequence[Tensor]) -> Output:
@@ -227,11 +236,10 @@ class Learner(ABC):
     def _output(self, images: Any) -> Output:
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
-        tokens = self.prepare(images)
-        return self.score([self.embed(tokens, network) for network in self.networks()])
+        return self.score(self.embed_all(self.prepare(images)))
 
     def _in_batches(self, tokens: Tokens) -> Iterator[Tensor]:
-        size = self.config.eval_batch_size
+        size = self.eval_batch_size
         return (tokens.range(start, start + size) for start in range(0, len(tokens), size))
 
     def _autocast(self) -> torch.autocast:

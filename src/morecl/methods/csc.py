@@ -6,7 +6,7 @@ length ||z - m||^2 = 2 - 2 cos(z, m), and both choose the same class. The OOD sc
 softmax(similarity).
 
 Deviations: none; the paper names no temperature, so the softmax has none. As similarities lie in [-1, 1] its
-probabilities are nearly equal, which changes neither the decision nor the order of the OOD scores' arguments.
+probabilities are nearly equal; the decision does not depend on that.
 """
 
 from __future__ import annotations

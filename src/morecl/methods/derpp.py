@@ -5,15 +5,15 @@ step adds to the loss of the current batch two draws from the memory, one held t
 
     L = CE(h(x), y) + alpha E_(x', z') || h(x') - z' ||^2 + beta E_(x'', y'') CE(h(x''), y'').
 
-After the step each image of the batch enters the reservoir by Vitter's rule, with the logits of this very step. As in the
-authors' code this happens in every batch of every epoch: the reservoir counts a second pass as more stream, so an image may be stored twice, with what
-was said of it at different times, and the memory already replays the current task while it is being learned.
+Then each image of the batch may enter the reservoir (Vitter's rule), with the logits of this very step. As in the
+authors' code this happens in every batch of every epoch. A second pass is more stream to the reservoir: an image may be
+stored twice, with what was said of it at different times, and the current task is replayed while it is being learned.
 
 Deviations:
 
-- The head grows, so logits stored in task k have as many entries as classes had been seen by then. Shorter rows are padded
-  with zeros, and the squared error is taken over the entries that existed (the authors' head has all classes from the
-  start). Like theirs, it is the mean over entries, not their sum.
+- The head grows, so logits stored in task k have as many entries as classes had been seen by then. Shorter rows are
+  padded with zeros, and the squared error is taken over the entries that existed (the authors' head has all classes
+  from the start). Like theirs, it is the mean over entries, not their sum.
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
 - alpha and beta are the authors' for CIFAR-10 with 200 images in the memory; they search them per benchmark and size.
 """
@@ -51,39 +51,74 @@ class Derpp(SingleHeadLearner):
     config: DerppConfig
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        config, memory, stored = self.config, self.memory, len(self.memory)
+        with self._clock("train"):
+            self._train(task, listener)
+
+    def _train(self, task: TaskData, listener: Listener) -> None:
+        config, memory, count = self.config, self.memory, len(task.targets)
         images = memory.followed_by(task.images)
         columns = np.concatenate([memory.columns, task.first_column + task.targets.numpy()])
         tokens, y = self.prepare(images), torch.from_numpy(columns).to(self.device)
         seen_by_task = np.cumsum(self.task_sizes)
         width = torch.from_numpy(seen_by_task[self.task_of_column()[columns]]).to(self.device)  # of an image's logits
         entry = torch.arange(len(self.classes), device=self.device)
-
-        # the reservoir while the task is learned: slot -> index into `images`, logits
+        # the reservoir while the task is learned: slot -> index into `images`, slot -> logits
         held = torch.zeros(config.memory_size, dtype=torch.int64, device=self.device)
         logits = torch.zeros(config.memory_size, len(self.classes), device=self.device)
-        held[:stored] = torch.arange(stored, device=self.device)
-        if stored:
-            before = torch.from_numpy(memory.extras["logits"]).to(self.device)
-            logits[:stored, : before.shape[1]] = before
+        if len(memory):
+            stored = torch.from_numpy(memory.extras["logits"]).to(self.device)
+            held[: len(memory)] = torch.arange(len(memory), device=self.device)
+            logits[: len(memory), : stored.shape[1]] = stored
 
         def batches(epoch: int) -> Iterator[Batch]:
-            """Everything that is drawn is drawn ahead and sent to the device at once."""
             draw = generator(config.seed, "epoch", task.index, epoch)
-            count = len(task.targets)
-            order = stored + torch.randperm(count, generator=draw)
-            slots = torch.from_numpy(reservoir_slots(memory.seen, count, config.memory_size, draw))
-            parts: list[Tensor] = []
-            for own, slot in zip(order.split(config.batch_size), slots.split(config.batch_size), strict=True):
-                filled = min(memory.seen, config.memory_size)
-                draws = [torch.randperm(filled, generator=draw)[: config.memory_batch_size] for _ in range(2)]
-                parts += [own, *draws, *_entering(slot)]
-                memory.seen += len(own)
-            sent = torch.cat(parts).to(self.device).split([len(part) for part in parts])
+            seen = memory.seen + epoch * count
+            order = (len(memory) + torch.randperm(count, generator=draw)).split(config.batch_size)
+            slots = torch.from_numpy(reservoir_slots(seen, count, config.memory_size, draw)).split(config.batch_size)
+            drawn: list[Tensor] = []  # what chance decides does not depend on training: sent to the device at once
+            for own, slot in zip(order, slots, strict=True):
+                filled = min(seen, config.memory_size)
+                replay = [torch.randperm(filled, generator=draw)[: config.memory_batch_size] for _ in range(2)]
+                drawn += [own, *replay, *entering(slot)]
+                seen += len(own)
+            sent = torch.cat(drawn).to(self.device).split([len(part) for part in drawn])
             for own, first, second, rows, slot in zip(*[iter(sent)] * 5, strict=True):
-                index = torch.cat([own, held[first], held[second]])
-                sizes = torch.Size((len(own), len(first), len(second)))
-                yield tokens[index], y[index], logits[first], width[held[first]], own, rows, slot, sizes
+                a, b = held[first], held[second]
+                known = entry < width[a][:, None]
+                yield tokens[own], y[own], tokens[a], logits[first], known, tokens[b], y[b], own[rows], rows, slot
 
-        def loss(x, y, z, width, own, rows, slot, sizes) -> Tensor:
-            ...
+        def loss(
+            x: Tensor, y: Tensor, xa: Tensor, za: Tensor, known: Tensor, xb: Tensor, yb: Tensor, *enter: Tensor
+        ) -> Tensor:
+            h, ha, hb = self.head(self._features(torch.cat([x, xa, xb]))).split([len(x), len(xa), len(xb)])
+            value = F.cross_entropy(h, y)
+            if len(xa):
+                error = ((ha - za).square() * known).sum() / known.sum()
+                value = value + config.alpha * error + config.beta * F.cross_entropy(hb, yb)  # Eq. 6
+            index, rows, slot = enter
+            held[slot], logits[slot] = index, h.detach()[rows]
+            return value
+
+        fit(
+            loss,
+            batches,
+            self._optimizer(),
+            epochs=config.epochs,
+            task=task.index,
+            images=count,
+            listener=listener,
+        )
+        memory.seen += config.epochs * count
+        filled = min(memory.seen, config.memory_size)
+        kept = held[:filled].cpu().numpy()
+        memory.replace(images[kept], columns[kept], logits=logits[:filled].cpu().numpy())
+
+
+def entering(slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of a batch enter the reservoir, and where: of several that are sent to one slot the last stays.
+
+    ``slots``: (B,) slot of each image, -1 for none.
+    """
+    slot, back = np.unique(slots.numpy()[::-1], return_index=True)
+    rows = len(slots) - 1 - back
+    return torch.from_numpy(rows[slot >= 0]), torch.from_numpy(slot[slot >= 0])

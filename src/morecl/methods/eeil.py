@@ -10,16 +10,16 @@ f's classes now and those of the old network, both softened with temperature T (
 
     L_D^f = - 1/N sum_i sum_{j in f} softmax(z^old_f / T)_j log softmax(z_f / T)_j.
 
-The new classes have many more images than the old ones, which tilts the classifier towards them. So a second, *balanced*
-stage follows on equally many images of every class, herding choosing those of the new classes, with a smaller rate. There
-the teacher is the temporary network that the first stage left, and the new classes are distilled too. At last the memory
-takes its share of the new classes by herding.
+The new classes have many more images than the old ones, which tilts the classifier towards them. So a second,
+*balanced* stage follows on equally many images of every class, herding choosing those of the new classes, with a
+smaller rate. There the teacher is the temporary network that the first stage left, and the new classes are distilled
+too. At last the memory takes its share of the new classes by herding.
 
 Deviations:
 
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation, no
   gradient noise, no weight decay and no learning-rate steps.
-- Rate and epochs of the first stage are the benchmark's. The second keeps the paper's 30 epochs and its rate of a tenth.
+- Rate and epochs of the first stage are the benchmark's. The second keeps the paper's 30 epochs at a tenth of the rate.
 - Distillation over a task of one class is void (its softmax is 1), so such a task is held by the memory alone.
 """
 

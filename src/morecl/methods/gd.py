@@ -1,12 +1,13 @@
-"""GD: Overcoming Catastrophic Forgetting with Unlabeled Data in the Wild (Lee, Lee, Shin, Lee; ICCV 2019), without them.
+"""GD: Overcoming Catastrophic Forgetting with Unlabeled Data in the Wild (Lee, Lee, Shin, Lee; ICCV 2019), without
+the unlabeled data.
 
 Three networks: P, the one before the task; C, a teacher for the task alone; M, the new one. Each task after the first
-is learned in three steps (Algorithm 1 of the paper):
+is learned in three steps:
 
-1. C starts from P and learns to tell the task's classes apart. On the memory's images, which are none of them, it learns
-   to be unsure (confidence calibration): cross-entropy on the task + KL(uniform || p_C) on the memory.
-2. M starts from P and learns all classes from the task and the memory, distilled from both teachers, each over *all* of
-   its classes together (this is the *global* distillation; LwF and EEIL distil task by task):
+1. C starts from P and learns to tell the task's classes apart. On the memory's images, which are none of them, it
+   learns to be unsure (confidence calibration): cross-entropy on the task + KL(uniform || p_C) on the memory.
+2. M starts from P and learns all classes from the task and the memory, distilled from both teachers, each over *all*
+   of its classes together (this is the *global* distillation; LwF and EEIL distil task by task):
 
        L = CE(seen) + |prev| / |seen| L_dst(P, prev) + |task| / |seen| L_dst(C, task),
        L_dst(R, Y) = - T^2 / N sum_i sum_{y in Y} softmax(z_R / T)_y log softmax(z_M / T)_y.
@@ -93,9 +94,7 @@ class Gd(SingleHeadLearner):
 
         self._fit_rows(loss, tokens, [target, own], task=task, listener=listener, stage="teacher")
 
-    def _train(
-        self, task: TaskData, tokens: Tokens, columns: Tensor, P: Tensor, C: Tensor, listener: Listener
-    ) -> None:
+    def _train(self, task: TaskData, tokens: Tokens, columns: Tensor, P: Tensor, C: Tensor, listener: Listener) -> None:
         """Step 2."""
         weights = torch.ones(len(columns), 3, device=self.device)
 

@@ -1,5 +1,5 @@
-"""HAT: Overcoming Catastrophic Forgetting with Hard Attention to the Task (Serra, Suris, Miron, Karatzoglou; ICML 2018),
-made class-incremental by HyperNet's task-id prediction (von Oswald, Henning, Sacramento, Grewe; ICLR 2020).
+"""HAT: Overcoming Catastrophic Forgetting with Hard Attention to the Task (Serra, Suris, Miron, Karatzoglou; ICML
+2018), made class-incremental by HyperNet's task-id prediction (von Oswald, Henning, Sacramento, Grewe; ICLR 2020).
 
 Each task trains the adapters under its own hard-attention masks, its own norms and its own head of |Y^k| outputs, as
 MORE does but without the *ood* output, without replay and without back-update. As HAT needs to be told the task, a test
@@ -58,5 +58,4 @@ class Hat(MaskedLearner):
         chosen = entropy.argmin(1)
         p = torch.cat(heads, 1)
         wins = torch.from_numpy(self.task_of_column()).to(p.device) == chosen[:, None]  # (N, C)
-        scores = p + wins
-        return Output(scores, p, scores.amax(1) - 1)
+        return Output(p + wins, p, p.where(wins, 0).amax(1))

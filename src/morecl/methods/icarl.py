@@ -7,8 +7,8 @@ classes s..t and the old ones 1..s-1 the loss is (Algorithm 3)
     l = - sum_i [ sum_{y=s..t} [y = y_i] log g_y(x_i) + [y != y_i] log(1 - g_y(x_i))
                 + sum_{y<s}    q_y_i log g_y(x_i) + (1 - q_y_i) log(1 - g_y(x_i)) ].
 
-Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), those of the older classes cut
-from the end (Algorithm 5). The head only serves to train the features: an image goes to the class whose exemplars'
+Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), those of the older classes
+cut from the end (Algorithm 5). The head only serves to train the features: an image goes to the class whose exemplars'
 mean is nearest (Algorithm 1), features and means normalised to length one,
 
     y* = argmin_y || phi(x) - mu_y ||,    mu_y = mean of phi over the exemplars of y.

@@ -156,9 +156,7 @@ class MaskedLearner(Learner):
         """The task's rounded masks: ``blocks.0.attn.m1`` (K,), ``blocks.0.attn.m2`` (D,), ``blocks.0.mlp.m1``, ..."""
         if not 0 <= task < len(self.tasks):
             raise ValueError(f"there is no task {task}; {len(self.tasks)} learned so far")
-        gates = split_gates(
-            rounded(self.tasks[task].embedding.detach()), self.config.bottleneck, self.network.dim
-        )
+        gates = split_gates(rounded(self.tasks[task].embedding.detach()), self.config.bottleneck, self.network.dim)
         names = [
             f"blocks.{i}.{b}.{m}" for i in range(self.network.depth) for b in ("attn", "mlp") for m in ("m1", "m2")
         ]

@@ -33,6 +33,7 @@ from morecl import gaussian
 from morecl.config import TrainingConfig
 from morecl.gaussian import Gaussians
 from morecl.methods.base import Learner, Output, TaskData
+from morecl.nn.folded import FoldedTrunk
 from morecl.nn.hard_attention import (
     EMBEDDING_BOUND,
     accumulated,
@@ -47,7 +48,7 @@ from morecl.nn.network import AdaptedViT, Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener, silent
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, repeated_shuffles, shuffled_batches
+from morecl.training import Batch, ProtectedSGD, equal_batches, fit, repeated_shuffles, shuffled_batches
 
 
 class MoreConfig(TrainingConfig):
@@ -98,6 +99,7 @@ class More(Learner):
         self.network.initialise(generator(self.config.seed, "adapters"))
         self.model = nn.ModuleDict({"adapters": self.network.adapters, "tasks": nn.ModuleList()}).to(self.device)
         self._precision: dict[int, Tensor] = {}
+        self._together: FoldedTrunk | None = None
 
     def _grow(self, classes: int) -> None:
         init = generator(self.config.seed, "task", len(self.tasks))
@@ -136,31 +138,36 @@ class More(Learner):
         before = accumulated([rounded(t.embedding.detach()) for t in self.tasks[:-1]], net.embedding.numel())
         before = before.to(self.device)
         optimizer = self._optimizer(net, before)
-        ood = torch.full((config.memory_batch_size,), task.classes, device=self.device)
         replay = self.prepare(self.memory.images) if len(self.memory) else None
         targets = task.targets.to(self.device)
-        batches_per_epoch = -(-len(tokens) // config.batch_size)
+        ood = torch.full((config.memory_batch_size,), task.classes, device=self.device)
+        steps = -(-len(tokens) // config.batch_size)
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            own = [part.to(self.device) for part in shuffled_batches(len(tokens), config.batch_size, draw)]
+            own = equal_batches(len(tokens), config.batch_size, draw, self.device, fill=self.captured)
+            anneal = [annealed_s(epoch * steps + b, steps, config.epochs, config.s_max) for b in range(steps)]
+            s = torch.tensor(anneal, device=self.device)
             if replay:
-                length = batches_per_epoch * config.memory_batch_size
-                drawn = repeated_shuffles(len(replay), length, draw).to(self.device).split(config.memory_batch_size)
-            for b, index in enumerate(own):
-                s = annealed_s(epoch * batches_per_epoch + b, batches_per_epoch, config.epochs, config.s_max)
+                drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
+            for b, (index, weight) in enumerate(own):
                 x, y = tokens[index], targets[index]
                 if replay:
-                    # a last, smaller batch is joined by as many fewer replayed images
-                    share = -(-config.memory_batch_size * len(index) // config.batch_size)
-                    x, y = torch.cat([x, replay[drawn[b][:share]]]), torch.cat([y, ood[:share]])
-                yield x, y, torch.tensor(s, device=self.device)
+                    start = b * config.memory_batch_size
+                    other = drawn[start : start + config.memory_batch_size]
+                    x, y = torch.cat([x, replay[other]]), torch.cat([y, ood])
+                    # the last batch of an epoch may be smaller; its replayed part counts for as much less
+                    share = min(1.0, (len(tokens) - b * config.batch_size) / config.batch_size)
+                    weight = torch.cat([weight, torch.full_like(ood, share, dtype=weight.dtype)])
+                yield x, y, weight, s[b]
 
-        def loss(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
+        def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
             a = attention(net.embedding, s, config.s_max)
+            gates = split_gates(a, config.bottleneck, network.dim)
             with self._autocast():
-                features = network.trunk(x, net.norms, split_gates(a, config.bottleneck, network.dim))
-            return F.cross_entropy(net.head(features), y) + regulariser(a, before, config.lamb)  # Eq. 13
+                features = network.trunk(x, net.norms, gates, compiled=self.compiled)
+            errors = F.cross_entropy(net.head(features), y, reduction="none")
+            return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 
         def bound() -> None:
             with torch.no_grad():
@@ -175,6 +182,7 @@ class More(Learner):
             images=len(tokens),
             listener=listener,
             after_step=bound,
+            capture=self.captured,
         )
 
     def _optimizer(self, net: TaskNet, before: Tensor) -> ProtectedSGD:
@@ -249,11 +257,28 @@ class More(Learner):
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         """Features h(x, k) under the rounded masks and the norms of task k."""
-        net = self.tasks[int(network)]
-        gates = split_gates(rounded(net.embedding), self.config.bottleneck, self.network.dim)
+        return self._embed_under(self._folded([self.tasks[int(network)]]), tokens)[0]
+
+    @torch.no_grad()
+    def embed_all(self, tokens: Tokens) -> list[Tensor]:
+        """Few images go through all networks in one pass, many through one network after the other."""
+        if len(tokens) * len(self.tasks) > self.eval_batch_size:
+            return super().embed_all(tokens)
+        if self._together is None or self._together.size != len(self.tasks):
+            self._together = self._folded(self.tasks)
+        return list(self._embed_under(self._together, tokens))
+
+    def _folded(self, tasks: Sequence[TaskNet]) -> FoldedTrunk:
+        gates = [split_gates(rounded(t.embedding), self.config.bottleneck, self.network.dim) for t in tasks]
+        return FoldedTrunk(self.network, [(t.norms, gate) for t, gate in zip(tasks, gates, strict=True)])
+
+    def _embed_under(self, trunk: FoldedTrunk, tokens: Tokens) -> Tensor:
+        """(G, N, D); a full batch is worth compiled code, the remainder is not."""
         with self._autocast():
-            parts = [self.network.trunk(x, net.norms, gates) for x in self._in_batches(tokens)]
-        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+            parts = [
+                trunk(x, compiled=self.compiled and len(x) == self.eval_batch_size) for x in self._in_batches(tokens)
+            ]
+        return torch.cat(parts, 1) if parts else torch.empty(trunk.size, 0, self.network.dim, device=self.device)
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -60,7 +60,7 @@ class Single(Learner):
 
     def _grow(self, classes: int) -> None:
         self.network.initialise(generator(self.config.seed, "adapters"))
-        init = generator(self.config.seed, "head", len(self.tasks))
+        init = generator(self.config.seed, "head", len(self.task_sizes))
         adapters = copy.deepcopy(self.network.adapters)
         self.tasks.append(
             TaskModel(adapters, self.network.new_norms(), self.network.dim, classes, init).to(self.device)

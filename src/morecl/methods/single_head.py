@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from morecl.config import TrainingConfig
+from morecl.config import LearnerConfig, TrainingConfig
 from morecl.methods.base import Learner, Output, TaskData
 from morecl.nn.heads import GrowingHead
 from morecl.nn.network import AdaptedViT, Norms
@@ -22,7 +22,7 @@ class SingleHeadLearner(Learner):
     """A learner with one network. A subclass says in ``_learn`` what loss a task is trained with; the OOD score is the
     maximum softmax probability unless it says otherwise in ``score``."""
 
-    Config = TrainingConfig
+    Config: ClassVar[type[LearnerConfig]] = TrainingConfig
     config: TrainingConfig
 
     def _build_network(self) -> AdaptedViT:

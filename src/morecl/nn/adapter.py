@@ -28,7 +28,8 @@ class Adapter(nn.Module):
         self.register_buffer("m2", torch.ones(dim), persistent=False)
 
     def initialise(self, generator: torch.Generator) -> None:
-        nn.init.trunc_normal_(self.fc1.weight, std=0.02, generator=generator)
+        drawn = nn.init.trunc_normal_(torch.empty(self.fc1.weight.shape), std=0.02, generator=generator)
+        self.fc1.weight.data.copy_(drawn)  # drawn on the CPU: the same on every device
         for zero in (self.fc1.bias, self.fc2.weight, self.fc2.bias):
             nn.init.zeros_(zero)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -36,6 +37,24 @@ class Norms(nn.Module):
         }
 
 
+def run_block(template: nn.Module, state: dict[str, Tensor], x: Tensor, *, compiled: bool = False) -> Tensor:
+    """``template(x)`` with the parameters and buffers in ``state``.
+
+    A template that stands for all blocks of a network, with ``state`` complete, is compiled once for all of them.
+    """
+    run = _compiled_block() if compiled else _call_block
+    return run(template, state, x)
+
+
+def _call_block(template: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    return cast(Tensor, functional_call(template, state, (x,)))
+
+
+@functools.cache
+def _compiled_block() -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
+    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", torch.compile(_call_block, dynamic=False))
+
+
 class AdaptedViT:
     """A frozen ``vit`` with adapters put into it: ``x + A1(attn(norm1(x)))``, then ``x + A2(mlp(norm2(x)))``.
 
@@ -55,6 +74,14 @@ class AdaptedViT:
                 adapter = Adapter(self.dim, cast(int, bottleneck)).to(next(vit.parameters()).device)
                 setattr(block, branch, nn.Sequential(getattr(block, branch), adapter))
                 self.adapters.append(adapter)
+        # what no task changes, and the adapters, by block; norms and masks join them on every call
+        own = ("norm1.", "norm2.", "ls1.1.", "ls2.1.")
+        blocks = [dict(block.state_dict(keep_vars=True)) for block in vit.blocks]
+        self.frozen = [{key: value for key, value in block.items() if not key.startswith(own)} for block in blocks]
+        self._shared = [
+            state | {key: value for key, value in block.items() if key.startswith(own[2:])}
+            for state, block in zip(self.frozen, blocks, strict=True)
+        ]
         self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -71,7 +98,9 @@ class AdaptedViT:
         vit = self.vit
         return cast(Tensor, vit.norm_pre(vit._pos_embed(vit.patch_embed(images))))
 
-    def trunk(self, tokens: Tensor, norms: Norms | None = None, gates: Gates | None = None) -> Tensor:
+    def trunk(
+        self, tokens: Tensor, norms: Norms | None = None, gates: Gates | None = None, *, compiled: bool = False
+    ) -> Tensor:
         """The blocks and the last norm. (B, L, D) -> features (B, D), float32.
 
         ``norms`` and ``gates`` are those of one task; without them the backbone's own norms and open masks are used.
@@ -82,7 +111,10 @@ class AdaptedViT:
             if gates is not None:
                 names = ("ls1.1.m1", "ls1.1.m2", "ls2.1.m1", "ls2.1.m2")
                 state |= dict(zip(names, gates[4 * i : 4 * i + 4], strict=True))
-            x = functional_call(block, state, (x,))
+            if compiled:
+                x = run_block(self.vit.blocks[0], self._shared[i] | state, x, compiled=True)
+            else:
+                x = run_block(block, state, x)
         return self.pool(x, norms).float()
 
     def pool(self, x: Tensor, norms: Norms | None) -> Tensor:

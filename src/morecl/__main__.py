@@ -1,0 +1,6 @@
+"""``python -m morecl``: the same as the command ``morecl``."""
+
+from morecl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""HAL: Using Hindsight to Anchor Past Knowledge in Continual Learning (Chaudhry, Gordo, Dokania, Torr, Lopez-Paz; AAAI
+2021), replay with anchors.
+
+Each batch B of the task is joined by a batch B_M from memory. Besides, every class has one *anchor* e, an image made to
+be the first that is forgotten, and the prediction on it is held: one looks one step ahead,
+
+    theta~ = theta - lr grad l(theta; B u B_M)
+
+and the step that is taken lowers the loss and the change that was seen at the anchors,
+
+    theta <- theta - lr grad [ l(theta; B u B_M) + lambda mean_e || f_theta~(e) - f_theta(e) ||^2 ].
+
+When a task is finished the anchors of its classes are found by gradient ascent on the forgetting that hindsight shows.
+theta_M is theta after fine-tuning on the memory of the past tasks, phi the features, phi_t their mean over the task:
+
+    e_y = argmax_e  l(theta_M; e, y) - l(theta; e, y) - gamma || phi(e) - phi_t ||^2
+
+Deviations:
+
+- The second step takes the gradient at theta~ with f_theta(e) as a constant. The exact one goes through theta~(theta)
+  and needs second derivatives; the usual code takes it at theta with f_theta~(e) as a constant, which pulls the
+  predictions *towards* what the step would make of them.
+- phi_t is the exact mean of the task's features when it is finished, not a running one.
+- The first task has no past to be forgotten for: its anchors follow the mean embedding alone.
+- The memory is the balanced one of all methods here, batches of 64 + 64; momentum in the step that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from morecl.config import TrainingConfig
+from morecl.methods.base import TaskData
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener, silent
+from morecl.random import generator
+from morecl.training import Batch, fit, repeated_shuffles, shuffled_batches
+
+
+class HalConfig(TrainingConfig):
+    """lambda, gamma, the number of ascent steps and of fine-tuning epochs are those of the authors and of Mammoth."""
+
+    memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
+    memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
+    lamb: float = Field(0.1, ge=0, description="lambda, how firmly predictions on anchors are held")
+    gamma: float = Field(0.1, ge=0, description="how near an anchor's features stay to the task's mean")
+    anchor_steps: int = Field(100, ge=1, description="steps of gradient ascent to find the anchors")
+    anchor_lr: float = Field(0.005, gt=0, description="rate of that ascent, in units of the normalised image")
+    finetune_epochs: int = Field(1, ge=1, description="epochs on the memory that show what is forgotten")
+
+
+class Anchors(nn.Module):
+    """One normalised image a class: (C, 3, S, S)."""
+
+    images: Tensor
+
+    def __init__(self, side: int):
+        super().__init__()
+        self.register_buffer("images", torch.empty(0, 3, side, side))
+
+    def grow(self, classes: int) -> None:
+        self.images = torch.cat([self.images, self.images.new_zeros(classes, *self.images.shape[1:])])
+
+
+class Hal(SingleHeadLearner):
+    name: ClassVar[str] = "hal"
+    Config = HalConfig
+    config: HalConfig
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.model["anchors"] = Anchors(self.backbone.input.size).to(self.device)
+
+    def _grow(self, classes: int) -> None:
+        super()._grow(classes)
+        self.anchors.grow(classes)
+
+    @property
+    def anchors(self) -> Anchors:
+        return cast(Anchors, self.model["anchors"])
+
+    # ---- training ---------------------------------------------------------------------------------------------
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        tokens = self.prepare(task.images)
+        with self._clock("train"):
+            self._train(task, tokens, listener)
+            anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0))
+            self.anchors.images[task.first_column :] = anchors
+        columns = task.first_column + task.targets.numpy()
+        self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
+
+    def _loss(self, x: Tensor, columns: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self._features(x)), columns)
+
+    def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
+        config = self.config
+        columns = (task.first_column + task.targets).to(self.device)
+        replay = self.prepare(self.memory.images) if len(self.memory) else None
+        replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
+            own = shuffled_batches(len(tokens), config.batch_size, draw)
+            if replay:
+                length = len(own) * config.memory_batch_size
+                drawn = repeated_shuffles(len(replay), length, draw).to(self.device).split(config.memory_batch_size)
+            for b, part in enumerate(own):
+                index = part.to(self.device)
+                x, y = tokens[index], columns[index]
+                if replay:
+                    x, y = torch.cat([x, replay[drawn[b]]]), torch.cat([y, replay_columns[drawn[b]]])
+                yield x, y
+
+        anchors = self._stem(self.anchors.images[: task.first_column]) if task.index else None
+
+        def hold() -> None:
+            if anchors is not None:
+                self._hold(anchors)
+
+        fit(
+            self._loss,
+            batches,
+            self._optimizer(),
+            epochs=config.epochs,
+            task=task.index,
+            images=len(tokens),
+            listener=listener,
+            after_backward=hold,
+        )
+
+    def _hold(self, anchors: Tensor) -> None:
+        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the tokens of the anchors."""
+        parameters: list[Tensor] = list(self.model.parameters())
+        gradients = [cast(Tensor, p.grad) for p in parameters]
+        with torch.no_grad():
+            before = self.head(self._features(anchors))
+            ahead = torch._foreach_add(parameters, gradients, alpha=-self.config.lr)
+        with self._at(ahead):
+            change = self.head(self._features(anchors)) - before
+            penalty = self.config.lamb * change.square().sum(1).mean()
+            torch._foreach_add_(gradients, torch.autograd.grad(penalty, parameters))
+
+    @contextmanager
+    def _at(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the learned parameters have these values."""
+        parameters: list[Tensor] = list(self.model.parameters())
+        own = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, list(values))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, own)
+
+    # ---- anchors ----------------------------------------------------------------------------------------------
+
+    def _find_anchors(self, task: TaskData, mean: Tensor) -> Tensor:
+        """The task's anchors (classes, 3, S, S): uniform noise in 0..1, then gradient ascent."""
+        side = self.backbone.input.size
+        start = torch.rand(task.classes, 3, side, side, generator=generator(self.config.seed, "anchors", task.index))
+        columns = torch.arange(task.first_column, task.first_column + task.classes, device=self.device)
+        hindsight = self._hindsight(task)
+        images = start.to(self.device)
+        for _ in range(self.config.anchor_steps):
+            images = images + self.config.anchor_lr * self._ascent(images, columns, mean, hindsight)
+        return images
+
+    def _hindsight(self, task: TaskData) -> list[Tensor] | None:
+        """theta_M: the parameters after fine-tuning on the memory; ``None`` while there is none."""
+        if not len(self.memory):
+            return None
+        tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns).to(self.device)
+        epochs = self.config.finetune_epochs
+        with self._at(list(self.model.parameters())):
+            self._fit_rows(self._loss, tokens, [columns], task=task, listener=silent, stage="hindsight", epochs=epochs)
+            return [p.detach().clone() for p in self.model.parameters()]
+
+    def _ascent(self, images: Tensor, columns: Tensor, mean: Tensor, hindsight: list[Tensor] | None) -> Tensor:
+        """Gradient of what an anchor maximises, in each of ``images``: (classes, 3, S, S)."""
+        images = images.detach().requires_grad_()
+        features = self._features(self._stem(images))
+        near = self.config.gamma * (features - mean).square().sum()
+        if hindsight is None:
+            return torch.autograd.grad(-near, images)[0]
+        now = F.cross_entropy(self.head(features), columns, reduction="sum")
+        (gradient,) = torch.autograd.grad(-now - near, images)
+        with self._at(hindsight):
+            later = F.cross_entropy(self.head(self._features(self._stem(images))), columns, reduction="sum")
+            return gradient + torch.autograd.grad(later, images)[0]
+
+    def _stem(self, images: Tensor) -> Tensor:
+        with self._autocast():
+            return self.network.stem(images).to(self.dtype)
+
+    def entries(self) -> dict[str, int]:
+        return super().entries() | {"statistics": self.anchors.images.numel()}

@@ -1,0 +1,160 @@
+"""PASS: Prototype Augmentation and Self-Supervision for Incremental Learning (Zhu, Zhang, Wang, Yin, Liu; CVPR 2021).
+
+No image is kept. Three parts:
+
+- *Self-supervised label augmentation*: an image of class c turned by r * 90 degrees is class 4 c + r, so the head has
+  four outputs a class. Those of r = 0 answer.
+- *Prototype augmentation*: of a finished class its mean feature mu_c stays. The head is trained on mu_c + e * r_t with
+  e ~ N(0, I) beside the new classes. The radius r_t is the root of the mean variance of a class in a dimension:
+
+      r_t^2 = (K_old r_{t-1}^2 + sum_{new k} tr(Sigma_k) / D) / (K_old + K_new)
+
+- *Distillation*: features of the (turned) images are held near those of the network before the task.
+
+Loss from the second task on, with F the features, G the head, T the temperature:
+
+    CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||_2
+
+Deviations:
+
+- The features of the old network are computed once a task: without random augmentation they are constants.
+- The norm of the distillation term is that over the whole batch, as in the published code.
+- Momentum SGD with the epochs of all methods here; the original uses Adam with 100 epochs and steps of the rate.
+- The OOD score is the maximum softmax probability of the r = 0 outputs, without temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl import gaussian
+from morecl.config import TrainingConfig
+from morecl.images import ImageArray, to_side
+from morecl.methods.base import Output, TaskData
+from morecl.methods.prototypes import Prototypes
+from morecl.methods.single_head import SingleHeadLearner
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import Batch, fit, shuffled_batches
+
+ROTATIONS = 4
+
+
+class PassConfig(TrainingConfig):
+    """Weights and temperature are those of the authors' code, and of MORE's for the weights."""
+
+    proto_weight: float = Field(10.0, ge=0, description="weight of the augmented prototypes")
+    kd_weight: float = Field(10.0, ge=0, description="weight of the distillation of features")
+    temperature: float = Field(0.1, gt=0, description="T of the softmax in training")
+
+
+class AugmentedPrototypes(Prototypes):
+    """Class means (C, D) and the squared radius, float64."""
+
+    variance: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__(dim)
+        self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
+
+
+def rotated(images: ImageArray) -> ImageArray:
+    """(N, S, S, 3) -> (4 N, S, S, 3): all images as they are, then all turned by 90, 180 and 270 degrees."""
+    return np.concatenate([np.rot90(images, r, axes=(1, 2)) for r in range(ROTATIONS)])
+
+
+class Pass(SingleHeadLearner):
+    name: ClassVar[str] = "pass"
+    Config = PassConfig
+    config: PassConfig
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.model["prototypes"] = AugmentedPrototypes(self.network.dim).to(self.device)
+
+    def _grow(self, classes: int) -> None:
+        super()._grow(ROTATIONS * classes)
+        self.prototypes.grow(classes)
+
+    @property
+    def prototypes(self) -> AugmentedPrototypes:
+        return cast(AugmentedPrototypes, self.model["prototypes"])
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        images = task.images
+        if images.shape[1] != images.shape[2]:
+            images = to_side(images, self.backbone.input.resize)  # only a square can be turned in place
+        with self._clock("train"):
+            self._train(task, self.prepare(rotated(images)), listener)
+            self._estimate(task)
+
+    def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
+        config, count = self.config, len(task.images)
+        targets = ROTATIONS * (task.first_column + task.targets).to(self.device)
+        turns = torch.arange(ROTATIONS, device=self.device)
+        old = self.embed(tokens, "before the task") if task.index else None  # (4 N, D)
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
+            for part in shuffled_batches(count, config.batch_size, draw):
+                own = part.to(self.device)
+                index = (turns[:, None] * count + own).flatten()  # (4 B,) every image in its four positions
+                y = (turns[:, None] + targets[own]).flatten()
+                if old is None:
+                    yield tokens[index], y
+                else:
+                    yield tokens[index], y, old[index], *self._augmented(task, draw)
+
+        def loss(x: Tensor, y: Tensor, before: Tensor | None = None, *augmented: Tensor) -> Tensor:
+            features = self._features(x)
+            own = F.cross_entropy(self.head(features) / config.temperature, y)
+            if before is None:
+                return own
+            z, columns = augmented
+            prototypes = F.cross_entropy(self.head(z) / config.temperature, columns)
+            return own + config.proto_weight * prototypes + config.kd_weight * F.mse_loss(features, before)
+
+        fit(
+            loss,
+            batches,
+            self._optimizer(),
+            epochs=config.epochs,
+            task=task.index,
+            images=count,
+            listener=listener,
+        )
+
+    def _augmented(self, task: TaskData, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``batch_size`` noisy prototypes (B, D) of random old classes, and their columns in the head (B,)."""
+        classes = torch.randint(task.first_column, (self.config.batch_size,), generator=draw)
+        noise = torch.randn(self.config.batch_size, self.network.dim, generator=draw)
+        classes, noise = classes.to(self.device), noise.to(self.device)
+        z = self.prototypes.means[classes].float() + noise * self.prototypes.variance.sqrt().float()
+        return z, ROTATIONS * classes
+
+    @torch.no_grad()
+    def _estimate(self, task: TaskData) -> None:
+        """Keep the means of the task's classes and bring the radius up to date."""
+        features = self.embed(self.prepare(task.images), "after the task")
+        statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)
+        self.prototypes.means[task.first_column :] = statistics.means
+        spread = (features.double() - statistics.means[task.targets.to(self.device)]).square().mean(1)  # (N,)
+        variance = torch.stack([spread[(task.targets == c).to(self.device)].mean() for c in range(task.classes)])
+        known = task.first_column
+        self.prototypes.variance.copy_((known * self.prototypes.variance + variance.sum()) / (known + task.classes))
+
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        p = self.head(features[0])[:, ::ROTATIONS].double().softmax(1)
+        return Output(p, p, p.amax(1))
+
+    def entries(self) -> dict[str, int]:
+        return super().entries() | {"statistics": self.prototypes.means.numel() + 1}

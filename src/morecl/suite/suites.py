@@ -1,0 +1,225 @@
+"""Suites: a TOML file that names methods x benchmarks x seeds, and the list of runs that it stands for.
+
+    description = "one line for `morecl list suites`"
+    seeds = [0, 1, 2, 3, 4]
+    class_order = "seed"        # order k goes with seed k, as in the paper's five runs; or "0".."4", or "random"
+
+    [settings]                  # for every method that has the setting, as in a benchmark's recipe
+    epochs = 5
+
+    [[runs]]                    # every method on every benchmark with every seed; repeatable
+    methods = ["more", "hat"]
+    benchmarks = ["cifar10-5t"]
+    variant = "no-coefficient"  # needed where a [[runs]] sets anything of its own: it names the folder
+    settings = { coefficient = false }
+    tasks = 1                   # also: train_per_class, test_per_class, validation
+
+A run's folder is OUT/BENCHMARK/METHOD[-VARIANT]/order-K-seed-S. It does not depend on the suite, so that suites with
+the same OUT share their runs.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from morecl.data import ORDERS, load_recipe
+from morecl.errors import InputError, unknown_name
+from morecl.methods import method_class
+from morecl.runner import RunRequest, effective_settings
+
+WITH_SEED = "seed"
+
+_Number = TypeVar("_Number", int, float)
+
+
+class Group(BaseModel):
+    """One ``[[runs]]`` of a suite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    methods: list[str] = Field(min_length=1)
+    benchmarks: list[str] = Field(min_length=1)
+    variant: str | None = Field(None, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    settings: dict[str, Any] = {}
+    tasks: int | None = Field(None, ge=1)
+    train_per_class: int | None = Field(None, ge=1)
+    test_per_class: int | None = Field(None, ge=1)
+    validation: float | None = Field(None, gt=0, lt=1)
+
+    def options(self) -> dict[str, Any]:
+        """What is passed on to each run beside its settings."""
+        return self.model_dump(include={"tasks", "train_per_class", "test_per_class", "validation"})
+
+
+class Suite(BaseModel):
+    """A suite as its file says it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    description: str
+    seeds: list[int] = Field([0], min_length=1)
+    class_order: str = WITH_SEED
+    settings: dict[str, Any] = {}
+    runs: list[Group] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run and where it goes."""
+
+    request: RunRequest
+    folder: Path
+    title: str
+
+
+def suite_names() -> list[str]:
+    """The suites that come with the package, sorted."""
+    return sorted(p.name.removesuffix(".toml") for p in _packaged().iterdir() if p.name.endswith(".toml"))
+
+
+def load_suite(name: str) -> Suite:
+    """A packaged suite, or a ``.toml`` file of the user's own.
+
+    In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) is relative to that file.
+    """
+    if name in suite_names():
+        return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"suite {name}")
+    if not name.endswith(".toml"):
+        raise unknown_name("suite", name, (*suite_names(), "FILE.toml"))
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise InputError(f"there is no suite file {file}; packaged suites: {', '.join(suite_names())}.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
+    suite = _parse(file.stem, text, str(file))
+    here = file.resolve().parent
+    groups = [g.model_copy(update={"benchmarks": [_beside(here, b) for b in g.benchmarks]}) for g in suite.runs]
+    return suite.model_copy(update={"runs": groups})
+
+
+def plan(
+    suite: Suite,
+    out: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    data_root: Path | None = None,
+) -> list[PlannedRun]:
+    """All runs of ``suite``, checked, each once; the first seed of everything comes before the second of anything.
+
+    ``settings`` go to every method that has them, over those of the file; ``seeds`` replace those of the file.
+    """
+    common = {**suite.settings, **(settings or {})}
+    if "seed" in common:
+        raise InputError("a seed is no setting of a suite: seeds = [...] in its file, or --seeds")
+    seeds = suite.seeds if seeds is None else seeds
+    known = {
+        key for group in suite.runs for method in group.methods for key in method_class(method).Config.model_fields
+    }
+    for key in common:
+        if key not in known:
+            raise unknown_name("setting", key, known)
+    planned: dict[Path, PlannedRun] = {}
+    for seed in seeds:
+        for group in suite.runs:
+            _check_variant(suite, group)
+            for benchmark in group.benchmarks:
+                for method in group.methods:
+                    run = _planned(suite, group, benchmark, method, seed, common, out, data_root)
+                    before = planned.setdefault(run.folder, run)
+                    if before.request != run.request:
+                        raise InputError(
+                            f"suite {suite.name}: two different runs would go to {run.folder}; give one a `variant`"
+                        )
+    return list(planned.values())
+
+
+def number_list(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
+    """``"0,1,2"`` as numbers, each once."""
+    try:
+        return list(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError as error:
+        raise InputError(f"{option} wants numbers with commas between them, not {text!r}") from error
+
+
+def _planned(
+    suite: Suite,
+    group: Group,
+    benchmark: str,
+    method: str,
+    seed: int,
+    common: Mapping[str, Any],
+    out: Path,
+    data_root: Path | None,
+) -> PlannedRun:
+    order = str(seed) if suite.class_order == WITH_SEED else suite.class_order
+    if order not in ORDERS:
+        raise InputError(
+            f"suite {suite.name}: there is no class order {order!r} (known: {', '.join(ORDERS)}); where order k goes "
+            'with seed k, seeds are 0 to 4. class_order = "random" allows others.'
+        )
+    config = method_class(method).Config
+    recipe = load_recipe(benchmark)
+    request = RunRequest(
+        method=method,
+        benchmark=benchmark,
+        settings={key: value for key, value in common.items() if key in config.model_fields} | group.settings,
+        class_order=order,
+        seed=seed,
+        data_root=str(data_root) if data_root else None,
+        **group.options(),
+    )
+    config.parse(effective_settings(request, recipe))
+    name = f"{method}-{group.variant}" if group.variant else method
+    place = re.sub(r"[^\w.-]+", "_", recipe.name)
+    folder = out / place / name / f"order-{order}-seed-{seed}"
+    return PlannedRun(request, folder, f"{recipe.name} {name} order {order} seed {seed}")
+
+
+def _check_variant(suite: Suite, group: Group) -> None:
+    own = [*group.settings, *(key for key, value in group.options().items() if value is not None)]
+    if own and not group.variant:
+        raise InputError(
+            f"suite {suite.name}: a [[runs]] sets {', '.join(own)} but has no `variant`, which names its folders"
+        )
+
+
+def _packaged() -> Any:
+    return files("morecl.suite") / "suites"
+
+
+def _beside(folder: Path, benchmark: str) -> str:
+    """A benchmark that is a path, taken as relative to ``folder``."""
+    if benchmark.startswith("folder:"):
+        return f"folder:{folder / Path(benchmark.removeprefix('folder:')).expanduser()}"
+    return str(folder / Path(benchmark).expanduser()) if benchmark.endswith(".toml") else benchmark
+
+
+def _parse(name: str, text: str, where: str) -> Suite:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not valid TOML: {error}.") from error
+    groups = values.get("runs")
+    tables = [(values, set(Suite.model_fields) - {"name"})]
+    tables += [(group, set(Group.model_fields)) for group in groups] if isinstance(groups, list) else []
+    for table, known in tables:
+        for key in table if isinstance(table, dict) else ():
+            if key not in known:
+                raise unknown_name(f"key in {where}", key, known)
+    try:
+        return Suite(name=name, **values)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise InputError(f"{where}: {'; '.join(problems)}") from error

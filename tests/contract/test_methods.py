@@ -1,0 +1,301 @@
+"""What every registered method keeps to. A method that is added to ``METHODS`` is tested here by itself."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import morecl
+import tiny
+from morecl.methods import METHODS, Learner
+from morecl.progress import EpochDone
+
+LABELS: list[list[Any]] = [["cat", "dog"], [3, 1, 7], [("a", 1)]]  # unequal tasks, labels of three types
+KINDS = [[0, 1], [2, 3, 4], [5]]
+COUNT = 6
+TASKS = [tiny.task(kinds, labels, COUNT) for kinds, labels in zip(KINDS, LABELS, strict=True)]
+TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kinds in KINDS for kind in kinds])
+CLASSES = [label for labels in LABELS for label in labels]
+TRAINED = [name for name, method in METHODS.items() if "epochs" in method.Config.model_fields]
+ENTRIES = {"backbone", "adapters", "norms", "embeddings", "heads", "statistics"}
+
+
+def teach(learner: Learner, first: int = 0, last: int = 3) -> Learner:
+    for images, labels in TASKS[first:last]:
+        learner.learn_task(images, labels)
+    return learner
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A learner after three tasks, which no test may change, and what was seen on the way."""
+
+    learner: Learner
+    events: list[EpochDone]
+    features: list[dict[str, np.ndarray]]  # after each task: network -> features of TEST
+    first_scores: np.ndarray  # after the first task
+    after_two: Path  # saved then
+
+
+@pytest.fixture(scope="module", params=sorted(METHODS))
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def lesson(method: str, tmp_path_factory: pytest.TempPathFactory) -> Lesson:
+    learner, events, features, scores = tiny.create(method), [], [], []
+    folder = tmp_path_factory.mktemp(method) / "after-two"
+    for k, (images, labels) in enumerate(TASKS):
+        learner.learn_task(images, labels, events.append)
+        features.append({name: learner.features(TEST, task=i) for i, name in enumerate(learner.networks())})
+        scores.append(learner.scores(TEST))
+        if k == 1:
+            learner.save(folder)
+    return Lesson(learner, events, features, scores[0], folder)
+
+
+@pytest.fixture(scope="module")
+def taught(lesson: Lesson) -> Learner:
+    return lesson.learner
+
+
+# ---- predictions --------------------------------------------------------------------------------------------------
+
+
+def test_predictions(taught: Learner) -> None:
+    p = taught.predict(TEST)
+    assert len(p.labels) == len(p.confidence) == len(p.ood_score) == len(p.task) == len(TEST)
+    assert all(any(label is given for given in CLASSES) for label in p.labels)  # the very objects
+    assert p.confidence.dtype == p.ood_score.dtype == np.float64
+    assert ((p.confidence >= 0) & (p.confidence <= 1)).all()
+    assert np.isfinite(p.ood_score).all()
+    tasks = [next(k for k, labels in enumerate(LABELS) if label in labels) for label in p.labels]
+    assert p.task.tolist() == tasks
+
+
+def test_columns_follow_classes(taught: Learner) -> None:
+    assert taught.classes == CLASSES
+    assert taught.task_sizes == [2, 3, 1]
+    scores = taught.scores(TEST)
+    assert scores.shape == (len(TEST), 6)
+    assert scores.dtype == np.float64
+    assert np.isfinite(scores).all()
+    assert [taught.classes[column] for column in scores.argmax(1)] == taught.predict(TEST).labels
+
+
+def test_learns_something(method: str) -> None:
+    """One easy task, a little longer: the training pictures are told apart, so columns and classes belong together."""
+    changes = {"epochs": 4, "lr": 0.02} if method in TRAINED else {}
+    learner = tiny.create(method, **changes)
+    images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
+    learner.learn_task(images, labels)
+    right = [a == b for a, b in zip(learner.predict(images).labels, labels, strict=True)]
+    assert np.mean(right) > 0.8
+
+
+def test_single_image_and_kinds_of_input(taught: Learner, tmp_path: Path) -> None:
+    one = taught.predict(TEST[:1])
+    assert len(one.labels) == 1
+    assert taught.scores(TEST[:1]) == pytest.approx(taught.scores(TEST)[:1], rel=1e-4)
+    path = tmp_path / "one.png"
+    Image.fromarray(TEST[0]).save(path)
+    for same in ([Image.fromarray(TEST[0])], [path], [str(path)], torch.from_numpy(TEST[:1]), [TEST[0]]):
+        assert np.array_equal(taught.scores(same), taught.scores(TEST[:1]))
+    grey = TEST[:2, :, :, 0]
+    assert np.array_equal(taught.scores(grey), taught.scores(np.repeat(grey[..., None], 3, 3)))
+    other_size = tiny.pictures(0, 1, side=21)
+    assert taught.scores([TEST[0], other_size[0]]).shape == (2, 6)
+
+
+def test_no_images_no_answers(taught: Learner) -> None:
+    p = taught.predict([])
+    assert p.labels == [] and len(p.confidence) == len(p.ood_score) == len(p.task) == 0
+    assert taught.scores(TEST[:0]).shape == (0, 6)
+
+
+def test_features_and_networks(taught: Learner) -> None:
+    names = taught.networks()
+    assert len(set(names)) == len(names)
+    for k in range(len(names)):
+        features = taught.features(TEST, task=k)
+        assert features.shape == (len(TEST), 192) and features.dtype == np.float32
+    for k in (-1, len(names)):
+        with pytest.raises(ValueError, match="no network of task"):
+            taught.features(TEST, task=k)
+
+
+def test_a_network_keeps_its_name_only_as_long_as_its_features(lesson: Lesson) -> None:
+    known: dict[str, np.ndarray] = {}
+    for now in lesson.features:
+        for name in known.keys() & now.keys():
+            assert np.array_equal(known[name], now[name]), name
+        known |= now
+
+
+def test_before_the_first_task(method: str) -> None:
+    learner = tiny.create(method)
+    assert learner.classes == []
+    for call in (learner.predict, learner.scores):
+        with pytest.raises(ValueError, match="learn_task first"):
+            call(TEST)
+
+
+def test_entries(taught: Learner, method: str) -> None:
+    entries = taught.entries()
+    assert entries.keys() == ENTRIES
+    assert all(type(value) is int and value >= 0 for value in entries.values())
+    assert entries["backbone"] == sum(value.numel() for value in taught.backbone.state.values())
+    fresh = tiny.create(method).entries()
+    assert sum(entries.values()) > sum(fresh.values())
+
+
+def test_memory_keeps_its_budget(taught: Learner, method: str) -> None:
+    memory = taught.memory
+    assert len(memory.images) == len(memory.labels) == len(memory)
+    assert set(memory.labels) <= set(CLASSES)
+    if "memory_size" in METHODS[method].Config.model_fields:
+        assert len(memory) <= tiny.SETTINGS["memory_size"]
+    seen = {label: images[[name == label for name in labels]] for images, labels in TASKS for label in labels}
+    for image, label in zip(memory.images, memory.labels, strict=True):
+        assert (seen[label] == image).all((1, 2, 3)).any(), "an image in memory was never shown under its label"
+
+
+# ---- randomness ---------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_bits_whatever_the_global_generators_hold(method: str, taught: Learner) -> None:
+    torch.manual_seed(987)
+    np.random.seed(654)  # noqa: NPY002
+    random.seed(321)
+    again = tiny.create(method)
+    for images, labels in TASKS:
+        given = images.copy()
+        given.setflags(write=False)
+        again.learn_task(given, labels)
+        assert np.array_equal(given, images)
+    tiny.assert_same(tiny.snapshot(taught), tiny.snapshot(again))
+    assert np.array_equal(taught.scores(TEST), again.scores(TEST))
+    assert np.array_equal(taught.predict(TEST).ood_score, again.predict(TEST).ood_score)
+
+
+def test_other_seed_other_learner(method: str, lesson: Lesson) -> None:
+    if method in TRAINED:
+        other = teach(tiny.create(method, seed=1), last=1)
+        assert not np.array_equal(other.scores(TEST), lesson.first_scores)
+
+
+# ---- saving -------------------------------------------------------------------------------------------------------
+
+
+def test_save_load_identical(taught: Learner, tmp_path: Path) -> None:
+    taught.save(tmp_path / "saved")
+    loaded = morecl.load(tmp_path / "saved")
+    assert type(loaded) is type(taught)
+    tiny.assert_same(tiny.snapshot(taught), tiny.snapshot(loaded))
+    assert [type(label) for label in loaded.classes] == [type(label) for label in CLASSES]
+    assert loaded.memory.labels == taught.memory.labels
+    assert np.array_equal(loaded.scores(TEST), taught.scores(TEST))
+    p, q = loaded.predict(TEST), taught.predict(TEST)
+    assert p.labels == q.labels
+    for field in ("confidence", "ood_score", "task"):
+        assert np.array_equal(getattr(p, field), getattr(q, field))
+    assert loaded.entries() == taught.entries()
+    assert loaded.config == taught.config
+    assert loaded.seconds == taught.seconds
+
+
+def test_goes_on_after_load_as_if_nothing_had_been(lesson: Lesson) -> None:
+    learner = teach(morecl.load(lesson.after_two), first=2)
+    tiny.assert_same(tiny.snapshot(lesson.learner), tiny.snapshot(learner))
+    assert np.array_equal(lesson.learner.scores(TEST), learner.scores(TEST))
+
+
+# ---- mistakes and accidents ---------------------------------------------------------------------------------------
+
+GOOD = tiny.pictures(9, 4)
+NAN = np.full((4, 8, 8, 3), np.nan, np.float32)
+MISTAKES: dict[str, tuple[Any, Any, str]] = {
+    "class learned before": (GOOD, ["new", "new", "cat", 7], "already learned.*'cat'.*7"),
+    "empty array": (GOOD[:0], [], "empty"),
+    "empty list": ([], [], "empty"),
+    "channels first": (GOOD.transpose(0, 3, 1, 2), list("abcd"), "channels last"),
+    "five dimensions": (GOOD[None], ["a"], "shape"),
+    "one image without N": (GOOD[0, 0], list("abcdefgh"), "shape"),
+    "four channels": (np.concatenate([GOOD, GOOD[..., :1]], 3), list("abcd"), "shape"),
+    "no pixels": (GOOD[:, :0], list("abcd"), "empty side"),
+    "float images": (GOOD.astype(np.float32), list("abcd"), "uint8"),
+    "int64 images": (GOOD.astype(np.int64), list("abcd"), "uint8"),
+    "NaN images": (NAN, list("abcd"), "NaN"),
+    "fewer labels": (GOOD, list("abc"), "4 images but 3 labels"),
+    "more labels": (GOOD, list("abcde"), "4 images but 5 labels"),
+    "unhashable label": (GOOD, ["a", "b", [1], "c"], "label 2.*hashed"),
+    "NaN label": (GOOD, [0.5, float("nan"), 0.5, 1.5], "label 1.*NaN"),
+    "text as labels": (GOOD, "abcd", "list"),
+    "labels of two dimensions": (GOOD, np.zeros((4, 1), int), "dimension"),
+    "no images at all": (None, list("abcd"), "images must be"),
+    "a path alone": ("image.png", ["a"], "images must be"),
+    "missing file": ([Path("no-such.png")], ["a"], "no-such.png does not exist"),
+    "not an image": ([3], ["a"], "image 0"),
+}
+
+
+def test_mistakes_are_refused_and_change_nothing(taught: Learner) -> None:
+    before, scores, seconds = tiny.snapshot(taught), taught.scores(TEST), dict(taught.seconds)
+    for mistake, (images, labels, message) in MISTAKES.items():
+        with pytest.raises((ValueError, TypeError), match=message):
+            taught.learn_task(images, labels)
+        assert (taught.classes, taught.task_sizes) == (before["classes"], before["task_sizes"]), mistake
+    for images in (NAN, GOOD.astype(np.float64), GOOD.transpose(0, 3, 1, 2), 5, None):
+        with pytest.raises((ValueError, TypeError)):
+            taught.predict(images)
+    tiny.assert_same(before, tiny.snapshot(taught))
+    assert np.array_equal(scores, taught.scores(TEST))
+    assert seconds == taught.seconds
+
+
+def test_an_accident_leaves_the_learner_as_before(method: str, lesson: Lesson, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after an epoch, then again when all is learned but not yet returned; then learning goes on."""
+    learner = morecl.load(lesson.after_two)
+    before, scores, seconds = tiny.snapshot(learner), learner.scores(TEST), dict(learner.seconds)
+    learn = learner._learn
+
+    def interrupt(event: EpochDone) -> None:
+        raise KeyboardInterrupt("between epochs")
+
+    def broken(*args: Any) -> None:
+        learn(*args)
+        raise RuntimeError("when all was done")
+
+    if method in TRAINED:
+        with pytest.raises(KeyboardInterrupt, match="between epochs"):
+            learner.learn_task(*TASKS[2], interrupt)
+    tiny.assert_same(before, tiny.snapshot(learner))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="when all was done"):
+        patch.setattr(learner, "_learn", broken)
+        learner.learn_task(*TASKS[2])
+    tiny.assert_same(before, tiny.snapshot(learner))
+    assert np.array_equal(scores, learner.scores(TEST))
+    assert seconds == learner.seconds
+    teach(learner, first=2)
+    tiny.assert_same(tiny.snapshot(lesson.learner), tiny.snapshot(learner))
+    assert np.array_equal(lesson.learner.scores(TEST), learner.scores(TEST))
+
+
+def test_epochs_are_reported(method: str, lesson: Lesson) -> None:
+    if method in TRAINED:
+        firsts = [next(e for e in lesson.events if e.task == task) for task in range(3)]
+        assert [(e.epoch, e.epochs) for e in firsts] == [(1, 1)] * 3
+    assert all(np.isfinite(e.loss) and e.images_per_second > 0 for e in lesson.events)
+
+
+def test_unknown_setting_names_the_nearest(method: str) -> None:
+    with pytest.raises(morecl.InputError, match=r"unknown setting 'bakbone'; did you mean 'backbone'\?"):
+        morecl.create(method, bakbone="x")

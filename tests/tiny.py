@@ -1,0 +1,66 @@
+"""Small tasks and small settings: what the tests that really learn are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import morecl
+from morecl.methods import METHODS, Learner
+
+Images = NDArray[np.uint8]
+
+SETTINGS: dict[str, Any] = {
+    "image_size": 8,
+    "bottleneck": 4,
+    "batch_size": 8,
+    "memory_size": 12,
+    "memory_batch_size": 8,
+    "back_update_batch_size": 8,
+    "eval_batch_size": 16,
+    "device": "cpu",
+    "precision": "fp32",
+}
+
+
+def settings_for(method: str, **changes: Any) -> dict[str, Any]:
+    """The small settings that ``method`` knows, one epoch of everything it has epochs of, and ``changes``."""
+    fields = METHODS[method].Config.model_fields
+    short = {name: 1 for name in fields if name.endswith("epochs")}
+    return short | {name: value for name, value in SETTINGS.items() if name in fields} | changes
+
+
+def create(method: str = "more", **changes: Any) -> Learner:
+    return morecl.create(method, **settings_for(method, **changes))
+
+
+def pictures(kind: int, count: int, *, draw: int = 0, side: int = 8) -> Images:
+    """``count`` noisy pictures (count, side, side, 3) of one kind; another ``draw`` gives others of the same kind."""
+    pattern = np.random.default_rng([kind, 7]).integers(20, 236, (side, side, 3))
+    noise = np.random.default_rng([kind, draw, 8]).integers(-20, 21, (count, side, side, 3))
+    return (pattern + noise).astype(np.uint8)
+
+
+def task(kinds: Sequence[int], labels: Sequence[Hashable], count: int, draw: int = 0) -> tuple[Images, list[Hashable]]:
+    """``count`` pictures of each kind under its label, the classes interleaved."""
+    images = np.stack([pictures(kind, count, draw=draw) for kind in kinds], 1)
+    return images.reshape(-1, *images.shape[2:]), list(labels) * count
+
+
+def snapshot(learner: Learner) -> dict[str, Any]:
+    """All that a learner has learned, copied."""
+    state = {key: value.detach().cpu().numpy().copy() for key, value in learner.state().items()}
+    return {"classes": list(learner.classes), "task_sizes": list(learner.task_sizes), "state": state}
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two snapshots are equal, bit for bit."""
+    assert one["classes"] == other["classes"]
+    assert one["task_sizes"] == other["task_sizes"]
+    assert one["state"].keys() == other["state"].keys()
+    for key, value in one["state"].items():
+        assert value.dtype == other["state"][key].dtype, key
+        assert np.array_equal(value, other["state"][key]), key

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from morecl.methods import derpp
+from morecl.methods.derpp import Derpp, entering
+from replay_tasks import found_in, images_of, resumes, teach, tiny
+
+
+class Watch:
+    """Follows training: the logits that every image got each time it was seen, and what was replayed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[torch.Tensor] = []  # logits of current batches, step by step
+        self.replayed: list[tuple[torch.Tensor, torch.Tensor]] = []  # stored logits, which entries count
+        original = derpp.fit
+
+        def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
+            learner = self.learner
+
+            def watched(*batch: torch.Tensor) -> torch.Tensor:
+                with torch.no_grad():
+                    self.said.append(learner.head(learner._features(batch[0])))
+                self.replayed.append((batch[3], batch[4]))
+                return loss(*batch)  # type: ignore[no-any-return]
+
+            original(watched, batches, *args, **kwargs)
+
+        monkeypatch.setattr(derpp, "fit", spy)
+
+    learner: Derpp
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+def near(rows: torch.Tensor, among: torch.Tensor) -> bool:
+    return bool(found_in(rows, among).max() < 1e-4)
+
+
+def test_replays_the_logits_that_were_said_when_the_image_was_seen(watch: Watch) -> None:
+    learner = watch.learner = tiny(Derpp, memory_size=20, epochs=3, lr=0.05)
+    teach(learner, (0, 1))
+    said = torch.cat(watch.said)
+    assert len(said) == 3 * 16
+    for step, (stored, _) in enumerate(watch.replayed[1:], 1):
+        assert len(stored) and near(stored, torch.cat(watch.said[:step]))
+    assert near(torch.from_numpy(learner.memory.extras["logits"]), said)
+    # said at that time, not now
+    x = learner.memory.images
+    with torch.no_grad():
+        now = learner.head(torch.from_numpy(learner.features(x)))
+    assert (now - torch.from_numpy(learner.memory.extras["logits"])).abs().max() > 0.01
+
+
+def test_logits_belong_to_their_images(watch: Watch) -> None:
+    """With a rate of (almost) nothing, what is said of an image never changes."""
+    learner = watch.learner = tiny(Derpp, memory_size=20, epochs=2, lr=1e-12)
+    teach(learner, (0, 1), (2, 3))
+    with torch.no_grad():
+        z = learner.head(torch.from_numpy(learner.features(learner.memory.images)))
+    stored = torch.from_numpy(learner.memory.extras["logits"])
+    old = torch.from_numpy(learner.memory.columns) < 2
+    assert old.any() and not old.all()
+    assert torch.allclose(stored[~old], z[~old], atol=1e-5)
+    assert torch.allclose(stored[old, :2], z[old, :2], atol=1e-5)
+    assert (stored[old, 2:] == 0).all()  # padding
+
+
+def test_old_logits_are_compared_only_where_they_existed(watch: Watch) -> None:
+    learner = watch.learner = tiny(Derpp, memory_size=20)
+    teach(learner, (0, 1))
+    first = torch.from_numpy(learner.memory.extras["logits"])
+    watch.replayed.clear()
+    teach(learner, (2, 3))
+    stored, known = watch.replayed[0]  # nothing of the second task has been seen yet
+    assert known.tolist() == [[True, True, False, False]] * len(stored)
+    assert near(stored[:, :2], first) and (stored[:, 2:] == 0).all()
+    assert any(known.all(1).any() for _, known in watch.replayed[1:])
+
+
+def test_loss_is_equation_6() -> None:
+    """The first step of a second task, worked out by hand from what the loop is given."""
+    learner = teach(tiny(Derpp, memory_size=20, alpha=0.3, beta=0.7), (0, 1))
+    seen: list[tuple[float, float]] = []
+    original = derpp.fit
+
+    def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
+        def checked(*batch: torch.Tensor) -> torch.Tensor:
+            x, y, xa, za, known, xb, yb = batch[:7]
+            with torch.no_grad():
+                h, ha, hb = (learner.head(learner._features(each)).double().numpy() for each in (x, xa, xb))
+            value = loss(*batch)
+            entries = known.numpy()
+            mse = np.square(ha - za.numpy())[entries].mean()
+            seen.append((float(value.detach()), ce(h, y) + 0.3 * mse + 0.7 * ce(hb, yb)))
+            return value  # type: ignore[no-any-return]
+
+        original(checked, batches, *args, **kwargs)
+
+    def ce(z: np.ndarray, y: torch.Tensor) -> float:
+        return float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y.numpy()]).mean())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(derpp, "fit", spy)
+        teach(learner, (2, 3))
+    for value, expected in seen:
+        assert value == pytest.approx(expected, rel=1e-4)
+
+
+def test_reservoir_counts_every_pass() -> None:
+    learner = teach(tiny(Derpp, memory_size=10, epochs=3), (0, 1))
+    assert learner.memory.seen == 3 * 16 and len(learner.memory) == 10
+    x, y = images_of(0, 1)
+    label = {image.tobytes(): c for image, c in zip(x, y, strict=True)}
+    assert [label[image.tobytes()] for image in learner.memory.images] == learner.memory.labels
+
+
+def test_of_two_images_sent_to_one_slot_the_last_stays() -> None:
+    rows, slots = entering(torch.tensor([3, -1, 5, 3, -1]))
+    assert dict(zip(slots.tolist(), rows.tolist(), strict=True)) == {3: 3, 5: 2}
+
+
+def test_works_without_a_memory() -> None:
+    learner = teach(tiny(Derpp, memory_size=0), (0, 1), (2, 3))
+    assert len(learner.memory) == 0 and len(learner.predict(images_of(0)[0]).labels) == 8
+
+
+def test_resumed_equals_uninterrupted() -> None:
+    assert resumes(lambda: tiny(Derpp, memory_size=6))

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from morecl.distillation import class_weights
+from morecl.methods import single_head
+from morecl.methods.gd import Gd
+from replay_tasks import found_in, images_of, resumes, teach, tiny
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What each call of the training loop was given, batches included."""
+    calls: list[dict[str, Any]] = []
+    original = single_head.fit
+
+    def spy(loss: Any, batches: Any, optimizer: Any, **kwargs: Any) -> None:
+        seen: list[Any] = []
+        calls.append({"optimizer": optimizer, "batches": seen, **kwargs})
+
+        def watched(epoch: int) -> Any:
+            for batch in batches(epoch):
+                seen.append(batch)
+                yield batch
+
+        original(loss, watched, optimizer, **kwargs)
+
+    monkeypatch.setattr(single_head, "fit", spy)
+    return calls
+
+
+def gathered(stage: dict[str, Any], part: int) -> torch.Tensor:
+    return torch.cat([batch[part] for batch in stage["batches"]])
+
+
+def logits(learner: Gd, images: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        return learner.head(torch.from_numpy(learner.features(images)))
+
+
+def test_a_task_ends_with_a_balanced_stage_of_the_head_alone(stages: list[dict[str, Any]]) -> None:
+    learner = teach(tiny(Gd, memory_size=4, lr=0.01, balanced_epochs=1), (0, 1))
+    assert len(stages) == 1
+    x, y = images_of(2, 3)
+    learner.learn_task(x, y)
+    teacher, main, balanced = stages[1:]
+    assert gathered(main, 1).bincount().tolist() == [2, 2, 8, 8]
+    assert torch.equal(gathered(main, 4), torch.ones(20, 3))  # not balanced yet
+    columns, weights = gathered(balanced, 1), gathered(balanced, 4)
+    total = torch.zeros(4, 3).index_add(0, columns, weights)
+    assert torch.allclose(total[:, 0], torch.full((4,), 5.0))  # 20 images, 4 classes: all count alike
+    assert torch.allclose(total[:2, 1], torch.tensor(2.0)) and torch.allclose(total[2:, 2], torch.tensor(8.0))
+    (group,) = balanced["optimizer"].param_groups
+    assert [p.shape for p in group["params"]] == [learner.head.weight.shape, learner.head.bias.shape]
+    assert group["lr"] == pytest.approx(0.001) and teacher["optimizer"].param_groups[0]["lr"] == 0.01
+
+
+def test_the_balanced_stage_moves_the_head_only() -> None:
+    with_stage, without = (
+        teach(tiny(Gd, memory_size=4, balanced_epochs=epochs), (0, 1), (2, 3)).model.state_dict() for epochs in (3, 0)
+    )
+    changed = {key for key in with_stage if not torch.equal(with_stage[key], without[key])}
+    assert changed == {"head.weight", "head.bias"}
+
+
+def test_both_teachers_are_as_they_should_be(stages: list[dict[str, Any]]) -> None:
+    learner = teach(tiny(Gd, memory_size=8, epochs=2, lr=0.02, balanced_epochs=0), (0, 1))
+    x, y = images_of(2, 3)
+    everything = np.concatenate([learner.memory.images, x])
+    before = logits(learner, everything)
+    learner.learn_task(x, y)
+    main = stages[2]
+    # P: the network before the task, on the old classes
+    assert found_in(gathered(main, 2), before).max() < 1e-4
+    # C: knows the task's classes, is unsure about the memory's images
+    columns, C = gathered(main, 1), gathered(main, 3)
+    new = columns >= 2
+    assert (C.argmax(1)[new] == columns[new] - 2).float().mean() > 0.9
+    sure = C.softmax(1).amax(1)
+    assert sure[~new].mean() < sure[new].mean()
+
+
+def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = teach(tiny(Gd, memory_size=8), (0, 1))
+    x, _ = images_of(0, 1)
+    before, start = logits(learner, x), []
+    original = Gd._train
+
+    def spy(self: Gd, *args: Any) -> None:
+        start.append(logits(self, x))
+        original(self, *args)
+
+    monkeypatch.setattr(Gd, "_train", spy)
+    teach(learner, (2, 3))
+    assert torch.equal(start[0][:, :2], before)
+
+
+def test_loss_is_global_distillation_over_all_old_classes() -> None:
+    learner = tiny(Gd)
+    rng = np.random.default_rng(0)
+    z, p, c, w = rng.normal(size=(5, 6)), rng.normal(size=(5, 4)), rng.normal(size=(5, 2)), rng.uniform(size=(5, 3))
+    y = np.array([0, 5, 2, 1, 4])
+
+    def log_softmax(a: np.ndarray) -> np.ndarray:
+        return a - np.log(np.exp(a).sum(1, keepdims=True))
+
+    def distilled(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
+        return -4 * (np.exp(log_softmax(teacher / 2)) * log_softmax(student / 2)).sum(1)
+
+    ce = -log_softmax(z)[np.arange(5), y]
+    terms = np.stack([ce, 4 / 6 * distilled(z[:, :4], p), 2 / 6 * distilled(z[:, 4:], c)], 1)
+    value = learner._loss(*(torch.from_numpy(a) for a in (z, y, p, c, w)))
+    assert float(value) == pytest.approx((w * terms).sum(1).mean())
+
+
+def test_class_weights_leave_other_classes_alone() -> None:
+    weights = class_weights(torch.tensor([0, 0, 0, 1, 3, 3]), 0, 2)
+    assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0, 1.0, 1.0])
+
+
+def test_resumed_equals_uninterrupted() -> None:
+    assert resumes(lambda: tiny(Gd, memory_size=12, balanced_epochs=1))

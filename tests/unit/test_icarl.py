@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from morecl.errors import InputError
+from morecl.methods.icarl import Icarl
+from replay_tasks import images_of, resumes, same_state, teach, tiny
+
+
+def unit(features: np.ndarray) -> np.ndarray:
+    features = features.astype(np.float64)
+    return features / np.linalg.norm(features, axis=-1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Icarl:
+    return teach(tiny(Icarl, memory_size=12, epochs=2), (0, 1), (2, 3))
+
+
+def test_predicts_the_class_whose_exemplars_have_the_nearest_mean(learner: Icarl) -> None:
+    x, _ = images_of(0, 1, 2, 3, each=20)
+    z, exemplars = unit(learner.features(x)), unit(learner.features(learner.memory.images))
+    means = unit(np.stack([exemplars[learner.memory.columns == c].mean(0) for c in range(4)]))
+    expected = np.linalg.norm(z[:, None] - means[None], axis=2).argmin(1)
+    assert learner.predict(x).labels == expected.tolist()
+    np.testing.assert_allclose(-learner.scores(x), np.linalg.norm(z[:, None] - means[None], axis=2), atol=1e-6)
+
+
+def test_the_head_does_not_decide_but_says_how_well_an_image_is_known(learner: Icarl) -> None:
+    x, _ = images_of(0, 1, 2, 3)
+    with torch.no_grad():
+        p = learner.head(torch.from_numpy(learner.features(x))).softmax(1)
+    np.testing.assert_allclose(-learner.predict(x).ood_score, p.amax(1).numpy(), atol=1e-6)
+
+
+def test_exemplars_are_herded_on_normalised_features() -> None:
+    learner = teach(tiny(Icarl, memory_size=6), (0, 1))
+    x, y = images_of(0, 1)
+    z = unit(learner.features(x))
+    for c in (0, 1):
+        own = np.flatnonzero(np.array(y) == c)
+        chosen: list[int] = []
+        for k in range(1, 4):
+            distance = {i: np.linalg.norm(z[own].mean(0) - z[[*chosen, i]].sum(0) / k) for i in own if i not in chosen}
+            chosen.append(min(distance, key=distance.__getitem__))
+        assert np.array_equal(learner.memory.images[learner.memory.columns == c], x[chosen])
+
+
+def test_old_outputs_are_held_to_the_old_networks_sigmoids(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = teach(tiny(Icarl, memory_size=8), (0, 1))
+    stored = learner.memory.images.copy()
+    x, y = images_of(2, 3)
+    with torch.no_grad():
+        before = learner.head(torch.from_numpy(learner.features(np.concatenate([stored, x])))).sigmoid()
+    seen = []
+    original = F.binary_cross_entropy_with_logits
+
+    def spy(logits: torch.Tensor, wanted: torch.Tensor, **kwargs: str) -> torch.Tensor:
+        seen.append(wanted)
+        return original(logits, wanted, **kwargs)
+
+    monkeypatch.setattr(F, "binary_cross_entropy_with_logits", spy)
+    learner.learn_task(x, y)
+    wanted = torch.cat(seen)
+    truth = torch.cat([torch.zeros(8, 2), F.one_hot(torch.tensor(y) - 2, 2).float()])
+    expected = torch.cat([before, truth], 1)
+    matched = torch.cdist(wanted.double(), expected.double()).min(1)
+    assert len(wanted) == 24 and sorted(matched.indices.tolist()) == list(range(24))
+    assert matched.values.max() < 1e-5
+
+
+def test_too_small_a_memory_is_refused_and_nothing_changes() -> None:
+    learner = teach(tiny(Icarl, memory_size=3), (0, 1))
+    twin = teach(tiny(Icarl, memory_size=3), (0, 1))
+    with pytest.raises(InputError, match="memory_size=3"):
+        learner.learn_task(*images_of(2, 3))
+    assert same_state(learner, twin) and learner.classes == [0, 1]
+
+
+def test_resumed_equals_uninterrupted() -> None:
+    assert resumes(lambda: tiny(Icarl, memory_size=12))

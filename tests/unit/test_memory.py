@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from morecl.memory import ReplayMemory, herding, herding_order, reservoir_slots
+
+
+def images(count: int, first: int = 0, side: int = 4) -> np.ndarray:
+    """Images that tell their number by their colour."""
+    return np.broadcast_to(np.arange(first, first + count)[:, None, None, None], (count, side, side, 3)).astype(
+        np.uint8
+    )
+
+
+def numbers(memory: ReplayMemory) -> list[int]:
+    return [int(image[0, 0, 0]) for image in memory.images]
+
+
+def memory(size: int) -> ReplayMemory:
+    return ReplayMemory(size, [f"class {c}" for c in range(20)], side=4)
+
+
+def draw(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_balanced_memory_gives_every_class_its_share_and_cuts_the_old_ones() -> None:
+    m = memory(12)
+    m.update(images(20), np.repeat([0, 1], 10), draw())
+    assert np.bincount(m.columns).tolist() == [6, 6]
+    before = numbers(m)
+    m.update(images(20, first=20), np.repeat([2, 3], 10), draw(1))
+    assert np.bincount(m.columns).tolist() == [3, 3, 3, 3]
+    assert numbers(m)[:6] == before[:3] + before[6:9]
+    assert all(number // 10 == column for number, column in zip(numbers(m), m.columns, strict=True))
+    assert m.labels[0] == "class 0"
+
+
+def test_a_class_with_few_images_keeps_them_all() -> None:
+    m = memory(10)
+    m.update(images(7), np.array([0, 0, 1, 1, 1, 1, 1]), draw())
+    assert np.bincount(m.columns).tolist() == [2, 5]
+
+
+def test_ranked_update_takes_the_first_of_the_order_and_cuts_from_its_end() -> None:
+    m = memory(6)
+    m.update_ranked(images(10), np.repeat([0, 1], 5), np.array([4, 9, 2, 7, 0, 5, 1, 6, 3, 8]))
+    assert numbers(m) == [4, 2, 0, 9, 7, 5]
+    m.update_ranked(images(4, first=10), np.array([2, 2, 2, 2]), np.array([3, 1, 0, 2]))
+    assert numbers(m) == [4, 2, 9, 7, 13, 11]
+
+
+def greedy_herding(features: np.ndarray, count: int) -> list[int]:
+    """Algorithm 4 of iCaRL by plain search."""
+    mean, chosen = features.mean(0), []
+    for k in range(1, count + 1):
+        best, nearest = -1, np.inf
+        for i in range(len(features)):
+            distance = np.linalg.norm(mean - features[[*chosen, i]].sum(0) / k)
+            if i not in chosen and distance < nearest:
+                best, nearest = i, distance
+        chosen.append(best)
+    return chosen
+
+
+def test_herding_follows_the_greedy_rule() -> None:
+    features = np.random.default_rng(0).normal(size=(30, 5))
+    assert herding(torch.from_numpy(features), 12).tolist() == greedy_herding(features, 12)
+
+
+def test_herding_never_picks_twice_and_is_capped() -> None:
+    same = torch.zeros(4, 3)
+    assert sorted(herding(same, 9).tolist()) == [0, 1, 2, 3]
+    assert herding(same, 0).tolist() == []
+
+
+def test_herding_order_herds_each_class_by_itself() -> None:
+    features = np.random.default_rng(1).normal(size=(20, 3))
+    columns = np.array([5, 3] * 10)
+    order = herding_order(torch.from_numpy(features), columns, 4)
+    odd, even = np.arange(1, 20, 2), np.arange(0, 20, 2)
+    expected = [*odd[greedy_herding(features[odd], 4)], *even[greedy_herding(features[even], 4)]]
+    assert order.tolist() == expected
+
+
+def test_reservoir_fills_up_and_then_keeps_each_image_with_equal_probability() -> None:
+    assert reservoir_slots(0, 5, 5, draw()).tolist() == [0, 1, 2, 3, 4]
+    kept = np.zeros(40)
+    for seed in range(400):
+        m = memory(10)
+        for start in range(0, 40, 8):  # the stream comes in pieces
+            m.offer(images(8, first=start), np.zeros(8, np.int64), draw(1000 * seed + start))
+        assert len(m) == 10 and m.seen == 40
+        kept[numbers(m)] += 1
+    # 400 draws with probability 1/4: standard deviation 8.7
+    assert np.abs(kept - 100).max() < 4.5 * 8.7
+
+
+def test_extras_follow_their_images_and_are_padded_on_the_right() -> None:
+    m = memory(6)
+    m.update(images(6), np.zeros(6, np.int64), draw(), logits=np.arange(12, dtype=np.float32).reshape(6, 2))
+    m.update(images(6, first=6), np.ones(6, np.int64), draw(1), logits=np.arange(18, dtype=np.float32).reshape(6, 3))
+    for number, row in zip(numbers(m), m.extras["logits"], strict=True):
+        old = [2 * number, 2 * number + 1, 0]
+        new = [3 * (number - 6) + i for i in range(3)]
+        assert row.tolist() == (old if number < 6 else new)
+    with pytest.raises(ValueError, match="logits"):
+        m.update(images(6), np.full(6, 2), draw())
+
+
+def test_reservoir_keeps_extras_beside_their_images() -> None:
+    m = memory(5)
+    for start in (0, 10, 20):
+        tags = np.arange(start, start + 10, dtype=np.float32)
+        m.offer(images(10, first=start), np.zeros(10, np.int64), draw(start), tag=tags)
+    assert m.extras["tag"].tolist() == numbers(m)
+
+
+def test_images_of_different_sizes_are_brought_to_one() -> None:
+    m = memory(100)
+    m.append(images(2, side=8), np.array([0, 0]))
+    m.append(images(3, first=2, side=4), np.array([1, 1, 1]))
+    assert m.images.shape == (5, 4, 4, 3) and numbers(m) == [0, 1, 2, 3, 4]
+    assert m.followed_by(images(1, side=6)).shape == (6, 4, 4, 3)
+
+
+def test_state_and_restore_are_complete() -> None:
+    m, other = memory(5), memory(5)
+    m.offer(images(9), np.arange(9), draw(), logits=np.ones((9, 2), np.float32))
+    other.restore(m.state())
+    assert numbers(other) == numbers(m) and other.columns.tolist() == m.columns.tolist() and other.seen == 9
+    for each in (m, other):
+        each.offer(images(9, first=9), np.arange(9), draw(3), logits=np.zeros((9, 4), np.float32))
+    assert numbers(other) == numbers(m)
+    assert np.array_equal(other.extras["logits"], m.extras["logits"])

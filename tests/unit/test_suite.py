@@ -1,0 +1,434 @@
+"""Suites: what a file stands for, what counts as finished, and how runs in processes of their own end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from morecl.data import load_recipe, recipe_names
+from morecl.errors import InputError
+from morecl.files import write_json
+from morecl.methods import METHODS, method_class
+from morecl.records import write_record
+from morecl.runner import RESULT, RUN, RunRequest, effective_settings
+from morecl.suite import paper, run_suite
+from morecl.suite.suites import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
+from synthetic import make_record
+
+OUT = Path("out")
+PAPERS_FIVE = ["cifar10-5t", "cifar100-10t", "cifar100-20t", "tinyimagenet-5t", "tinyimagenet-10t"]
+
+
+def suite_of(*groups: dict[str, Any], **values: Any) -> Suite:
+    return Suite(name="mine", description="a test", runs=[Group(**group) for group in groups], **values)
+
+
+def one(method: str = "finetune", benchmark: str = "digits-5t", **values: Any) -> dict[str, Any]:
+    return {"methods": [method], "benchmarks": [benchmark], **values}
+
+
+def folders(runs: list[PlannedRun]) -> list[str]:
+    return [str(run.folder.relative_to(OUT)) for run in runs]
+
+
+# ---- what a suite stands for ------------------------------------------------------------------------------------
+
+
+def test_every_method_on_every_benchmark_first_seed_first() -> None:
+    group = {"methods": ["ncm", "finetune"], "benchmarks": ["digits-5t", "mnist-5t"]}
+    runs = plan(suite_of(group, seeds=[0, 3]), OUT, data_root=Path("data"))
+    assert folders(runs) == [
+        f"{benchmark}/{method}/order-{k}-seed-{k}"
+        for k in (0, 3)
+        for benchmark in ("digits-5t", "mnist-5t")
+        for method in ("ncm", "finetune")
+    ]
+    assert runs[-1].request == RunRequest(
+        method="finetune", benchmark="mnist-5t", class_order="3", seed=3, data_root="data"
+    )
+
+
+def test_class_order_may_be_fixed_or_random() -> None:
+    for order in ("2", "random"):
+        runs = plan(suite_of(one(), seeds=[0, 9], class_order=order), OUT)
+        assert [run.request.class_order for run in runs] == [order, order]
+        assert folders(runs)[1] == f"digits-5t/finetune/order-{order}-seed-9"
+    with pytest.raises(InputError, match=r"no class order '9'.*random"):
+        plan(suite_of(one(), seeds=[9]), OUT)
+
+
+def test_settings_go_to_the_methods_that_have_them_and_a_variant_keeps_its_own() -> None:
+    suite = suite_of(
+        {"methods": ["ncm", "finetune"], "benchmarks": ["digits-5t"]},
+        one(variant="slow", settings={"lr": 0.1}, tasks=2),
+        settings={"epochs": 7, "lr": 0.2},
+    )
+    ncm, plain, slow = plan(suite, OUT, settings={"epochs": 3, "lr": 0.3, "device": "cpu"})
+    assert ncm.request.settings == {"device": "cpu"}
+    assert plain.request.settings == {"epochs": 3, "lr": 0.3, "device": "cpu"}
+    assert slow.request.settings == {"epochs": 3, "lr": 0.1, "device": "cpu"}
+    assert (plain.request.tasks, slow.request.tasks) == (None, 2)
+    assert slow.folder == OUT / "digits-5t" / "finetune-slow" / "order-0-seed-0"
+
+
+def test_the_same_run_named_twice_is_one_run() -> None:
+    assert len(plan(suite_of(one(), one()), OUT)) == 1
+    with pytest.raises(InputError, match="two different runs"):
+        plan(suite_of(one(variant="a", tasks=2), one(variant="a", tasks=3)), OUT)
+
+
+@pytest.mark.parametrize(
+    ("group", "settings", "message"),
+    [
+        (one("finetun"), {}, "unknown method 'finetun'; did you mean 'finetune'"),
+        (one(benchmark="digit-5t"), {}, "unknown benchmark 'digit-5t'; did you mean 'digits-5t'"),
+        (one(), {"epoch": 1}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        (one("ncm"), {"epochs": 1}, "unknown setting 'epochs'"),
+        (one("ncm", variant="a", settings={"epochs": 1}), {}, "unknown setting 'epochs'"),
+        (one(), {"epochs": 0}, "bad setting: epochs=0"),
+        (one(), {"seed": 1}, "--seeds"),
+        (one(settings={"epochs": 1}, tasks=2), {}, "sets epochs, tasks but has no `variant`"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(group: dict[str, Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(suite_of(group), OUT, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("description = ", "not valid TOML"),
+        ("description = 'a'\nruns = []", "runs: List should have at least 1 item"),
+        ("description = 'a'\nruns = 3", "runs: Input should be a valid list"),
+        ("description = 'a'\nseed = [1]\n[[runs]]", "unknown key in .*'seed'; did you mean 'seeds'"),
+        ("description = 'a'\n[[runs]]\nmethod = ['more']", "unknown key in .*'method'; did you mean 'methods'"),
+        ("description = 'a'\n[[runs]]\nmethods = 'more'\nbenchmarks = ['digits-5t']", "runs.0.methods"),
+        ("description = 'a'\n[[runs]]\nmethods = ['ncm']\nbenchmarks = ['a']\nvariant = '../x'", "runs.0.variant"),
+        ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t']", "description: Field required"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_place(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        load_suite(str(file))
+    assert str(file) in str(caught.value)
+
+
+def test_unknown_suites_name_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown suite 'table-mian'; did you mean 'table-main'"):
+        load_suite("table-mian")
+    with pytest.raises(InputError, match=r"no suite file nowhere\.toml"):
+        load_suite("nowhere.toml")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    (tmp_path / "own.toml").write_text('dataset = "digits"\ntasks = 2\n')
+    file = tmp_path / "mine.toml"
+    file.write_text('description = "a"\n[[runs]]\nmethods = ["ncm"]\nbenchmarks = ["folder:photos", "own.toml"]\n')
+    photos, own = plan(load_suite(str(file)), OUT)
+    assert photos.request.benchmark == f"folder:{tmp_path / 'photos'}"
+    assert own.request.benchmark == str(tmp_path / "own.toml")
+    assert folders([photos, own]) == ["folder_photos/ncm/order-0-seed-0", "own/ncm/order-0-seed-0"]
+
+
+def test_number_list() -> None:
+    assert number_list("--seeds", "0,2,0,1", int) == [0, 2, 1]
+    assert number_list("--lr", "1e-3, 0.5", float) == [0.001, 0.5]
+    with pytest.raises(InputError, match=r"--seeds wants numbers.*'0;1'"):
+        number_list("--seeds", "0;1", int)
+
+
+# ---- packaged suites --------------------------------------------------------------------------------------------
+
+
+def planned(name: str) -> dict[Path, RunRequest]:
+    suite = load_suite(name)
+    missing = sorted({method for group in suite.runs for method in group.methods} - set(METHODS))
+    if missing:
+        pytest.skip(f"not registered: {', '.join(missing)}")
+    return {run.folder: run.request for run in plan(suite, OUT)}
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_packaged_suites_name_what_there_is(name: str) -> None:
+    suite = load_suite(name)
+    assert {method for group in suite.runs for method in group.methods} <= set(paper.METHODS)
+    assert {benchmark for group in suite.runs for benchmark in group.benchmarks} <= set(recipe_names())
+    known = [
+        group.model_copy(update={"methods": [method for method in group.methods if method in METHODS]})
+        for group in suite.runs
+    ]
+    assert plan(suite.model_copy(update={"runs": known}), OUT)  # checks every setting
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "benchmarks", "runs"),
+    [
+        ("table-main", 10, 5, 250),
+        ("table-ood", 10, 5, 250),
+        ("table-half-memory", 10, 5, 250),
+        ("table-ablation", 1, 3, 60),
+        ("table-entries", 10, 5, 50),
+        ("table-frozen", 2, 3, 6),
+        ("table-transfer", 5, 2, 50),
+        ("figure-reduction", 10, 3, 150),
+        ("asymmetry", 1, 1, 10),
+        ("svhn", 3, 1, 15),
+        ("smoke", 15, 1, 15),
+    ],
+)
+def test_packaged_suites_have_the_size_that_their_heads_say(
+    name: str, methods: int, benchmarks: int, runs: int
+) -> None:
+    suite = load_suite(name)
+    assert len({method for group in suite.runs for method in group.methods}) == methods
+    assert len({benchmark for group in suite.runs for benchmark in group.benchmarks}) == benchmarks
+    assert sum(len(g.methods) * len(g.benchmarks) * len(suite.seeds) for g in suite.runs) == runs
+
+
+def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
+    assert len(suite_names()) == 11
+    assert set(load_suite("smoke").runs[0].methods) == set(paper.METHODS) >= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        ("table-ood", "table-main"),
+        ("table-entries", "table-main"),
+        ("figure-reduction", "table-main"),
+        ("asymmetry", "table-ablation"),
+    ],
+)
+def test_suites_share_runs(part: str, whole: str) -> None:
+    assert planned(part).items() <= planned(whole).items()
+
+
+def test_half_memory_is_half_of_each_recipes_memory() -> None:
+    suite = load_suite("table-half-memory")
+    halved = [group for group in suite.runs if group.variant == "half-memory"]
+    for group in halved:
+        for benchmark in group.benchmarks:
+            assert 2 * group.settings["memory_size"] == load_recipe(benchmark).settings["memory_size"]
+    assert sorted(b for group in halved for b in group.benchmarks) == sorted(PAPERS_FIVE)
+    for group in suite.runs:
+        for method in set(group.methods) & set(METHODS):
+            assert ("memory_size" in method_class(method).Config.model_fields) == (group.variant == "half-memory")
+
+
+# ---- what counts as finished ------------------------------------------------------------------------------------
+
+
+REQUEST = RunRequest(method="finetune", benchmark="digits-5t", seed=1, data_root="here")
+
+
+def leave(folder: Path, request: RunRequest, *, finished: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RUN, request.model_dump(mode="json"))
+    if finished:
+        settings = effective_settings(request, load_recipe(request.benchmark))
+        config = method_class(request.method).Config.parse(settings).model_dump(mode="json")
+        record = make_record(request.method, request.benchmark, request.seed)
+        write_record(folder / RESULT, record.model_copy(update={"config": config, "seconds": {"total": 12.0}}))
+
+
+def changed(**settings: Any) -> RunRequest:
+    return REQUEST.model_copy(update={"settings": settings})
+
+
+def test_nothing_there_or_only_begun_is_not_finished(tmp_path: Path) -> None:
+    assert run_suite.finished_record(REQUEST, tmp_path / "nothing") is None
+    leave(tmp_path / "begun", REQUEST, finished=False)
+    assert run_suite.finished_record(REQUEST, tmp_path / "begun") is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [REQUEST, changed(epochs=5), changed(device="meta"), REQUEST.model_copy(update={"data_root": None})],
+    ids=["same", "its default, said", "another device", "another data root"],
+)
+def test_a_finished_run_is_found(tmp_path: Path, request_: RunRequest) -> None:
+    leave(tmp_path, REQUEST, finished=True)
+    record = run_suite.finished_record(request_, tmp_path)
+    assert record is not None and record.seed == 1
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (changed(epochs=6), "epochs = 5, not 6"),
+        (REQUEST.model_copy(update={"tasks": 1}), "tasks = None, not 1"),
+        (REQUEST.model_copy(update={"validation": 0.1}), "validation = None, not 0.1"),
+        (REQUEST.model_copy(update={"class_order": "1"}), "class_order = '0', not '1'"),
+    ],
+)
+def test_another_run_in_the_folder_is_refused(
+    tmp_path: Path, request_: RunRequest, message: str, finished: bool
+) -> None:
+    leave(tmp_path, REQUEST, finished=finished)
+    with pytest.raises(InputError, match=message):
+        run_suite.finished_record(request_, tmp_path)
+
+
+def test_what_was_begun_goes_on_as_it_began(tmp_path: Path) -> None:
+    leave(tmp_path, REQUEST, finished=False)
+    with pytest.raises(InputError, match="device = 'auto', not 'cpu'"):
+        run_suite.finished_record(changed(device="cpu"), tmp_path)
+    with pytest.raises(InputError, match="data_root"):
+        run_suite.finished_record(REQUEST.model_copy(update={"data_root": "there"}), tmp_path)
+
+
+def test_a_recipe_that_has_changed_since_is_noticed(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('dataset = "digits"\ntasks = 2\n[settings]\nlr = 0.5\n')
+    request = RunRequest(method="finetune", benchmark=str(recipe))
+    leave(tmp_path / "run", request, finished=True)
+    recipe.write_text('dataset = "digits"\ntasks = 2\n[settings]\nlr = 0.25\n')
+    with pytest.raises(InputError, match=r"lr = 0\.5, not 0\.25"):
+        run_suite.finished_record(request, tmp_path / "run")
+
+
+# ---- how runs end -----------------------------------------------------------------------------------------------
+
+
+def runs_in(folder: Path, *names: str) -> list[PlannedRun]:
+    return [PlannedRun(RunRequest(method="ncm", benchmark="digits-5t"), folder / name, name) for name in names]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Python code by the title of the run whose process executes it, with the run's folder in ``argv[1]``."""
+    code: dict[str, str] = {}
+
+    def command(run: PlannedRun) -> list[str]:
+        return [sys.executable, "-c", code[run.title], str(run.folder)]
+
+    monkeypatch.setattr(run_suite, "_command", command)
+    return code
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_failing_run_takes_no_other_with_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+    leave(tmp_path / "before", RunRequest(method="ncm", benchmark="digits-5t"), finished=True)
+    good = (tmp_path / "before" / RESULT).read_text()
+    scripts["crash"] = "import sys; print('some words'); sys.exit('error: no [such] data')"
+    scripts["killed"] = "import os; os.kill(os.getpid(), 9)"
+    scripts["nothing"] = "pass"
+    scripts["good"] = (
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); folder.mkdir(); "
+        f"(folder / {RESULT!r}).write_text({good!r})"
+    )
+    (tmp_path / "crash.log").write_text("the log of an earlier attempt\n")
+    console = quiet()
+    outcomes = run_suite.run_suite(runs_in(tmp_path, "crash", "before", "killed", "nothing", "good"), console, jobs=2)
+    assert [(o.run.title, o.status) for o in outcomes] == [
+        ("crash", "failed"),
+        ("before", "skipped"),
+        ("killed", "failed"),
+        ("nothing", "failed"),
+        ("good", "finished"),
+    ]
+    assert outcomes[0].reason == f"error: no [such] data (see {tmp_path / 'crash.log'})"
+    assert outcomes[2].reason.startswith("killed by SIGKILL")
+    assert RESULT in outcomes[3].reason
+    assert (tmp_path / "crash.log").read_text().startswith("the log of an earlier attempt\nsome words\n")
+    assert "5 runs, 1 finished before, 4 to do, 2 at once" in printed(console)
+
+    table = quiet()
+    run_suite.show(outcomes, table)
+    lines = printed(table).splitlines()
+    aca = make_record("ncm", "digits-5t").metrics.aca
+    assert any("good" in line and "finished" in line and f"{aca:.2f}" in line for line in lines)
+    assert sum("FAILED" in line for line in lines) == 3
+    assert "crash: error: no [such] data" in printed(table)
+    assert "3 of 5 runs failed; the same command tries them again" in printed(table)
+
+
+def test_jobs_run_at_once_with_their_share_of_the_cores(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(run_suite, "_cores", lambda: 7)
+    for name, other in (("a", "b"), ("b", "a")):  # each waits for the other: alone, it would fail
+        scripts[name] = (
+            "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
+            f"(here / '{name}.txt').write_text(os.environ['OMP_NUM_THREADS'])\n"
+            f"until = time.time() + 10\n"
+            f"while not (here / '{other}.txt').exists() and time.time() < until: time.sleep(0.01)\n"
+            f"print('met' if (here / '{other}.txt').exists() else 'alone'); sys.exit(1)"
+        )
+    outcomes = run_suite.run_suite(runs_in(tmp_path, "a", "b"), quiet(), jobs=2)
+    assert [outcome.reason.split()[0] for outcome in outcomes] == ["met", "met"]
+    assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["3", "3"]
+
+
+def test_threads_are_left_alone_for_one_job_or_when_the_user_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "OMP_NUM_THREADS" not in run_suite._environment(1)
+    assert run_suite._environment(1000)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert run_suite._environment(2)["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_stops_the_processes(tmp_path: Path, scripts: dict[str, str], number: signal.Signals) -> None:
+    scripts["long"] = (
+        "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
+        "try:\n"
+        "    (here / 'pid.txt').write_text(str(os.getpid())); time.sleep(60)\n"
+        "except KeyboardInterrupt: (here / 'tidy.txt').write_text('tidied up')\n"
+    )
+    scripts["next"] = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+
+    def interrupt() -> None:
+        while not (tmp_path / "pid.txt").exists() or not (tmp_path / "pid.txt").read_text():
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_suite.run_suite(runs_in(tmp_path, "long", "next"), quiet(), jobs=1)
+    assert (tmp_path / "tidy.txt").exists()
+    assert not (tmp_path / "next").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid.txt").read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nothing_starts_when_one_folder_holds_something_else(tmp_path: Path, scripts: dict[str, str]) -> None:
+    scripts["first"] = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+    leave(tmp_path / "second", REQUEST, finished=True)
+    with pytest.raises(InputError, match="second holds a run with"):
+        run_suite.run_suite(runs_in(tmp_path, "first", "second"), quiet())
+    assert not (tmp_path / "first").exists()
+
+
+def test_the_live_display_shows_what_runs(tmp_path: Path, scripts: dict[str, str]) -> None:
+    scripts["talk"] = "import sys, time; print('digits-5t ncm task 1/5', flush=True); time.sleep(0.8); sys.exit(1)"
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    run_suite.run_suite(runs_in(tmp_path, "talk"), console)
+    assert "all runs" in printed(console) and "0/1" in printed(console)
+    assert "task 1/5" in printed(console)

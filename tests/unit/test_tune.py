@@ -1,0 +1,152 @@
+"""The search for rate and epochs: what is best, what is repeated, and that the test images play no part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from morecl import runner
+from morecl.errors import InputError
+from morecl.records import read_record
+from morecl.runner import RunRequest, Watcher
+from morecl.tune import Search, Trial, best_of, tune
+
+SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
+
+
+class NoWatch:
+    def __call__(self, title: str) -> NoWatch:
+        return self
+
+    def __enter__(self) -> Watcher:
+        return Watcher()
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def write_data(root: Path, *, test_seed: int) -> Path:
+    """Ten kinds of stripes to learn from; the test split is noise with random labels, other for every seed."""
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 8)
+    images = rng.integers(0, 60, (80, 28, 28), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[2 * label : 2 * label + 6] += 180
+    poison = np.random.default_rng(test_seed)
+    x_test = poison.integers(0, 255, (50, 28, 28), dtype=np.uint8)
+    y_test = poison.permutation(np.repeat(np.arange(10), 5))
+    names = list("0123456789")
+    np.savez(root / "mnist.npz", x_train=images, y_train=labels, x_test=x_test, y_test=y_test, classes=names)
+    return root
+
+
+def request(root: Path, **changes: Any) -> RunRequest:
+    values = {
+        "method": "finetune",
+        "benchmark": "mnist-5t",
+        "settings": SMALL,
+        "validation": 0.25,
+        "tasks": 2,
+        **changes,
+    }
+    return RunRequest(data_root=str(root), **values)
+
+
+def search(root: Path, out: Path, lrs: tuple[float, ...] = (0.001, 0.05), seeds: tuple[int, ...] = (0,)) -> Search:
+    return tune(request(root), lrs=lrs, epochs=[1], seeds=seeds, out=out, watch=NoWatch())
+
+
+def facts(found: Search) -> list[tuple[float, int, float | None, float | None]]:
+    return [(t.lr, t.epochs, t.aca, t.aia) for t in found.trials]
+
+
+def test_the_test_images_play_no_part(tmp_path: Path) -> None:
+    roots = [write_data(tmp_path / f"data{seed}", test_seed=seed) for seed in (1, 2)]
+    first, second = (search(root, tmp_path / f"out{k}") for k, root in enumerate(roots))
+    assert facts(first) == facts(second)
+    for lr in (0.001, 0.05):
+        place = Path(f"lr-{lr}-epochs-1/order-0-seed-0/result.json")
+        a, b = (read_record(tmp_path / f"out{k}" / place) for k in (0, 1))
+        assert a.accuracy_matrix == b.accuracy_matrix and a.metrics == b.metrics and a.data == b.data
+        assert a.data.scored_on == "validation"
+        assert (a.data.train_images, a.data.test_images) == (60, 20)
+    # the same learner scored on the test splits: there the two differ
+    scored = [
+        runner.start(request(root, validation=None, method="ncm", settings={"image_size": 8}), tmp_path / f"test{k}")
+        for k, root in enumerate(roots)
+    ]
+    assert scored[0].accuracy_matrix != scored[1].accuracy_matrix
+
+
+def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, out = write_data(tmp_path / "data", test_seed=1), tmp_path / "out"
+    started: list[tuple[float, int]] = []
+    start = runner.start
+
+    def stopped_at_the_third(asked: RunRequest, folder: Path, **options: Any) -> Any:
+        started.append((asked.settings["lr"], asked.seed))
+        if len(started) == 3:
+            raise KeyboardInterrupt
+        return start(asked, folder, **options)
+
+    monkeypatch.setattr(runner, "start", stopped_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        search(root, out, seeds=(0, 1))
+    left = json.loads((out / "tune.json").read_text())
+    assert not left["complete"] and len(left["trials"]) == 1
+
+    found = search(root, out, seeds=(0, 1))
+    assert started == [(0.001, 0), (0.001, 1), (0.05, 0), (0.05, 0), (0.05, 1)]
+    assert found.complete and found.seeds == [0, 1]
+    records = [read_record(out / "lr-0.05-epochs-1" / f"order-0-seed-{k}" / "result.json") for k in (0, 1)]
+    assert found.trials[1].aca == sum(record.metrics.aca for record in records) / 2
+    assert found.trials[1].aia == sum(record.metrics.aia for record in records) / 2
+    assert found.best == best_of(found.trials)
+    assert Search.model_validate_json((out / "tune.json").read_text()) == found
+
+    monkeypatch.delattr(runner, "start")
+    assert facts(search(root, out, seeds=(0, 1))) == facts(found)
+    with pytest.raises(InputError, match=r"validation = 0\.25, not 0\.5"):
+        tune(request(root, validation=0.5), lrs=[0.05], epochs=[1], seeds=[0], out=out, watch=NoWatch())
+
+
+def test_a_rate_that_diverges_loses_and_the_search_goes_on(tmp_path: Path) -> None:
+    root = write_data(tmp_path / "data", test_seed=1)
+    found = search(root, tmp_path / "out", lrs=(1e30, 0.001))
+    assert found.trials[0].aca is None and found.trials[0].note
+    assert found.best == found.trials[1] and found.best.lr == 0.001
+    assert found.complete
+
+
+def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
+    def trial(lr: float, epochs: int, aca: float | None, aia: float | None) -> Trial:
+        return Trial(lr=lr, epochs=epochs, aca=aca, aia=aia, seconds=1.0)
+
+    diverged = trial(1.0, 1, None, None)
+    assert best_of([diverged]) is None
+    assert best_of([diverged, trial(0.1, 5, 60.0, 99.0), trial(0.2, 5, 61.0, 50.0)]) == trial(0.2, 5, 61.0, 50.0)
+    assert best_of([trial(0.1, 5, 60.0, 70.0), trial(0.2, 5, 60.0, 71.0)]) == trial(0.2, 5, 60.0, 71.0)
+    assert best_of([trial(0.1, 9, 60.0, 70.0), trial(0.2, 5, 60.0, 70.0)]) == trial(0.2, 5, 60.0, 70.0)
+    assert best_of([trial(0.1, 5, 60.0, 70.0), trial(0.2, 5, 60.0, 70.0)]) == trial(0.1, 5, 60.0, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"validation": None}, "held-out"),
+        ({"method": "ncm"}, "'ncm' has no setting 'lr'"),
+        ({"settings": {"lr": 0.1}}, "give its values as --lr"),
+        ({"settings": {"epoch": 1}}, "unknown setting 'epoch'"),
+        ({"benchmark": "mnist"}, "did you mean 'mnist-5t'"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_written(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    asked = request(tmp_path, **changes)
+    with pytest.raises(InputError, match=message):
+        tune(asked, lrs=[0.1], epochs=[1], seeds=[0], out=tmp_path / "out", watch=NoWatch())
+    assert not (tmp_path / "out").exists()
