@@ -16,7 +16,7 @@ from morecl.records import Roc
 
 @dataclass(frozen=True)
 class Step:
-    """What was measured after one task. Percent. OOD fields are ``None`` after the last task: nothing is unknown then."""
+    """What was measured after one task, percent. After the last task nothing is unknown: OOD fields are ``None``."""
 
     accuracy: list[float]  # class-incremental, on the test images of each task learned
     til: list[float]  # the same with the task told

@@ -13,7 +13,7 @@ MIN_DISTANCE = 1e-6  # an image equal to a class mean would have an infinite coe
 
 @dataclass(frozen=True)
 class Gaussians:
-    """The classes of a task as Gaussians of equal covariance: ``means`` (C, D), ``covariance`` (D, D), ``samples`` n."""
+    """The classes of a task as Gaussians: ``means`` (C, D), one ``covariance`` (D, D), estimated from ``samples``."""
 
     means: Tensor
     covariance: Tensor

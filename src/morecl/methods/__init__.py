@@ -5,12 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from morecl.errors import unknown_name
+from morecl.methods.agem import Agem
 from morecl.methods.base import Learner, Output, Prediction
+from morecl.methods.csc import Csc
+from morecl.methods.derpp import Derpp
+from morecl.methods.eeil import Eeil
 from morecl.methods.finetune import Finetune
+from morecl.methods.gd import Gd
+from morecl.methods.hal import Hal
+from morecl.methods.hat import Hat
+from morecl.methods.icarl import Icarl
+from morecl.methods.joint import Joint
 from morecl.methods.more import More
 from morecl.methods.ncm import Ncm
+from morecl.methods.owm import Owm
+from morecl.methods.pass_ import Pass
+from morecl.methods.single import Single
 
-METHODS: dict[str, type[Learner]] = {method.name: method for method in (More, Ncm, Finetune)}
+_CLASSES: tuple[type[Learner], ...] = (
+    *(More, Owm, Icarl, Agem, Eeil, Gd, Derpp, Hal, Pass, Hat),  # the paper's table
+    *(Ncm, Csc),  # the frozen backbone
+    *(Joint, Finetune, Single),  # bounds and reference
+)
+METHODS: dict[str, type[Learner]] = {method.name: method for method in _CLASSES}
 
 
 def method_class(name: str) -> type[Learner]:

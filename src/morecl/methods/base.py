@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -88,15 +88,11 @@ class Learner(ABC):
         self.task_sizes: list[int] = []
         self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
-        self.network = self._build_network()
+        self.network = AdaptedViT(self.backbone.vit, self.dtype)
         self.model = nn.ModuleDict()  # all that is learned, but for the memory
         self._reset()
 
     # ---- what a method provides -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _build_network(self) -> AdaptedViT:
-        """The feature extractor."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -200,7 +196,7 @@ class Learner(ABC):
 
     def prepare(self, images: Any) -> Tokens:
         """Images on the device, ready for :meth:`embed`."""
-        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input), self.dtype)
+        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input))
 
     def task_of_column(self) -> NDArray[np.int64]:
         """The task of each class, in the order of ``classes``."""
@@ -238,12 +234,14 @@ class Learner(ABC):
             raise InputError("nothing has been learned yet: call learn_task first")
         return self.score(self.embed_all(self.prepare(images)))
 
-    def _in_batches(self, tokens: Tokens) -> Iterator[Tensor]:
-        size = self.eval_batch_size
-        return (tokens.range(start, start + size) for start in range(0, len(tokens), size))
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+    @torch.no_grad()
+    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor, bool], Tensor]) -> Tensor:
+        """``run(tokens (B, L, D), compiled)`` over all images: (N, D). Only full batches are worth compiled code."""
+        parts = [torch.empty(0, self.network.dim, device=self.device)]
+        for start in range(0, len(tokens), self.eval_batch_size):
+            x = tokens.range(start, start + self.eval_batch_size)
+            parts.append(run(x, self.compiled and len(x) == self.eval_batch_size))
+        return torch.cat(parts)
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

@@ -199,8 +199,7 @@ class Hal(SingleHeadLearner):
             return gradient + torch.autograd.grad(later, images)[0]
 
     def _stem(self, images: Tensor) -> Tensor:
-        with self._autocast():
-            return self.network.stem(images).to(self.dtype)
+        return self.network.stem(images)
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.anchors.images.numel()}

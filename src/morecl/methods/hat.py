@@ -31,7 +31,7 @@ from morecl.methods.base import Output, TaskData
 from morecl.methods.masked import MaskedLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import shuffled_batches
+from morecl.training import equal_batches
 
 
 class Hat(MaskedLearner):
@@ -41,11 +41,10 @@ class Hat(MaskedLearner):
         tokens, targets = self.prepare(task.images), task.targets.to(self.device)
         size = self.config.batch_size
 
-        def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(self.config.seed, "epoch", task.index, epoch)
-            for part in shuffled_batches(len(tokens), size, draw):
-                index = part.to(self.device)
-                yield tokens[index], targets[index]
+            for index, weight in equal_batches(len(tokens), size, draw, self.device, fill=self.captured):
+                yield tokens[index], targets[index], weight
 
         with self._clock("train"):
             self._train(task, batches, -(-len(tokens) // size), listener)

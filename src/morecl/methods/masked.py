@@ -1,13 +1,13 @@
 """What multi-head methods with hard attention share: adapters that all tasks train under masks of their own.
 
 The mechanism is HAT's (Serra et al., ICML 2018) on adapters, as MORE uses it; equation numbers are those of the MORE
-paper, Section 3.3. Each task owns its masks, its copy of the norms and its head; later tasks cannot change what it
+paper, Section 3.4. Each task owns its masks, its copy of the norms and its head; later tasks cannot change what it
 uses, because its masks, rounded to exactly {0, 1} when it ends, block their updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from morecl.config import LearnerConfig, TrainingConfig
 from morecl.methods.base import Learner, TaskData
+from morecl.nn.adapter import Adapters, AdapterWeights
 from morecl.nn.hard_attention import (
     EMBEDDING_BOUND,
     accumulated,
@@ -27,9 +28,9 @@ from morecl.nn.hard_attention import (
     protection,
     regulariser,
     rounded,
-    split_gates,
+    split,
 )
-from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
@@ -42,15 +43,20 @@ class MaskedConfig(TrainingConfig):
 
 
 class MaskedTask(nn.Module):
-    """What one task owns: norms, attention embedding e (W,), head (D -> outputs)."""
+    """What one task owns: norms, attention embedding e (A, K + D) for A adapters, head (D -> outputs)."""
 
-    def __init__(self, norms: Norms, width: int, dim: int, outputs: int, init: torch.Generator):
+    def __init__(self, norms: Norms, shape: tuple[int, int], dim: int, outputs: int, init: torch.Generator):
         super().__init__()
         self.norms = norms
-        self.embedding = nn.Parameter(torch.randn(width, generator=init))
+        self.embedding = nn.Parameter(torch.randn(shape, generator=init))
         self.head = nn.Linear(dim, outputs)
         nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def mask(self) -> Tensor:
+        """The finished task's mask a^k, exactly 0 or 1: (A, K + D)."""
+        return rounded(self.embedding.detach())
 
 
 class MaskedLearner(Learner):
@@ -60,23 +66,26 @@ class MaskedLearner(Learner):
     Config: ClassVar[type[LearnerConfig]] = MaskedConfig
     config: MaskedConfig
 
-    def _new_task(self, norms: Norms, width: int, classes: int, init: torch.Generator) -> MaskedTask:
+    def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MaskedTask:
         """The part that a task of ``classes`` classes owns."""
-        return MaskedTask(norms, width, self.network.dim, classes, init)
+        return MaskedTask(norms, shape, self.network.dim, classes, init)
 
     # ---- structure --------------------------------------------------------------------------------------------
 
-    def _build_network(self) -> AdaptedViT:
-        return AdaptedViT(self.backbone.vit, self.config.bottleneck)
-
     def _reset(self) -> None:
-        self.network.initialise(generator(self.config.seed, "adapters"))
-        self.model = nn.ModuleDict({"adapters": self.network.adapters, "tasks": nn.ModuleList()}).to(self.device)
+        adapters = self.network.new_adapters(self.config.bottleneck)
+        adapters.initialise(generator(self.config.seed, "adapters"))
+        self.model = nn.ModuleDict({"adapters": adapters, "tasks": nn.ModuleList()}).to(self.device)
+        self._together: tuple[int, tuple[Tensor, Tensor], AdapterWeights] | None = None
 
     def _grow(self, classes: int) -> None:
         init = generator(self.config.seed, "task", len(self.tasks))
-        width = (self.config.bottleneck + self.network.dim) * len(self.network.adapters)
-        self.tasks.append(self._new_task(self.network.new_norms(), width, classes, init).to(self.device))
+        shape = (len(self.adapters.w1), self.config.bottleneck + self.network.dim)
+        self.tasks.append(self._new_task(self.network.new_norms(), shape, classes, init).to(self.device))
+
+    @property
+    def adapters(self) -> Adapters:
+        return cast(Adapters, self.model["adapters"])
 
     @property
     def tasks(self) -> list[MaskedTask]:
@@ -88,53 +97,50 @@ class MaskedLearner(Learner):
     def _train(
         self,
         task: TaskData,
-        batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
-        batches_per_epoch: int,
+        batches: Callable[[int], Iterable[tuple[Tensor, Tensor, Tensor]]],
+        steps: int,
         listener: Listener,
     ) -> None:
-        """Minimise Eq. 13, cross-entropy over the ``batches(epoch)`` of tokens (B, L, D) and targets (B,) plus Eq. 12,
-        over the newest task's norms, embedding and head and what earlier tasks left free of the adapters."""
-        config, network, net = self.config, self.network, self.tasks[-1]
-        before = accumulated([rounded(t.embedding.detach()) for t in self.tasks[:-1]], net.embedding.numel())
-        before = before.to(self.device)
+        """Minimise Eq. 13: cross-entropy plus Eq. 12, over the newest task's norms, embedding and head and what earlier
+        tasks left free of the adapters.
+
+        Args:
+            batches: ``batches(epoch)`` yields ``steps`` times tokens (B, L, D), targets (B,) and weights (B,) of the
+                mean; of the same shapes each time where steps are captured (``self.captured``).
+        """
+        config, net = self.config, self.tasks[-1]
+        before = accumulated([t.mask for t in self.tasks[:-1]], net.embedding.detach())
 
         def annealed(epoch: int) -> Iterator[Batch]:
-            for b, (x, y) in enumerate(batches(epoch)):
-                s = annealed_s(epoch * batches_per_epoch + b, batches_per_epoch, config.epochs, config.s_max)
-                yield x, y, torch.tensor(s, device=self.device)
+            values = [annealed_s(epoch * steps + b, steps, config.epochs, config.s_max) for b in range(steps)]
+            for batch, s in zip(batches(epoch), torch.tensor(values, device=self.device).unbind(), strict=True):
+                yield *batch, s
 
-        def loss(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
-            a = attention(net.embedding, s, config.s_max)
-            with self._autocast():
-                features = network.trunk(x, net.norms, split_gates(a, config.bottleneck, network.dim))
-            return F.cross_entropy(net.head(features), y) + regulariser(a, before, config.lamb)
+        def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
+            a = attention(net.embedding, s, config.s_max)  # Eq. 8
+            adapters = self.adapters.weights(*split(a, config.bottleneck))  # Eq. 9
+            features = self.network.trunk(x, net.norms, adapters, compiled=self.compiled)
+            errors = F.cross_entropy(net.head(features), y, reduction="none")
+            return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 
         def bound() -> None:
             with torch.no_grad():
                 net.embedding.clamp_(-EMBEDDING_BOUND, EMBEDDING_BOUND)
 
+        guard = protection(*split(before, config.bottleneck))
+        shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
+        owned = [*net.norms.parameters(), net.embedding, *net.head.parameters()]
         fit(
             loss,
             annealed,
-            self._optimizer(net, before),
+            ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard),
             epochs=config.epochs,
             task=task.index,
             images=len(task.images),
             listener=listener,
             after_step=bound,
+            capture=self.captured,
         )
-
-    def _optimizer(self, net: MaskedTask, before: Tensor) -> ProtectedSGD:
-        """SGD in which the adapters' updates are multiplied by Eq. 11; what the task owns is free."""
-        masks = split_gates(before, self.config.bottleneck, self.network.dim)
-        shared, gates = [], []
-        for i, adapter in enumerate(self.network.adapters):
-            guard = protection(masks[2 * i], masks[2 * i + 1])
-            for name, parameter in adapter.named_parameters():
-                shared.append(parameter)
-                gates.append(guard[name])
-        owned = [*net.norms.parameters(), net.embedding, *net.head.parameters()]
-        return ProtectedSGD([*shared, *owned], self.config.lr, self.config.momentum, gates)
 
     # ---- features ---------------------------------------------------------------------------------------------
 
@@ -145,26 +151,39 @@ class MaskedLearner(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
-        gates = split_gates(rounded(net.embedding), self.config.bottleneck, self.network.dim)
-        with self._autocast():
-            parts = [self.network.trunk(x, net.norms, gates) for x in self._in_batches(tokens)]
-        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+        adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
+        return self._in_batches(
+            tokens, lambda x, compiled: self.network.trunk(x, net.norms, adapters, compiled=compiled)
+        )
+
+    @torch.no_grad()
+    def embed_all(self, tokens: Tokens) -> list[Tensor]:
+        """Few images go through all networks in one pass, many through one network after the other."""
+        count, tasks = len(tokens), len(self.tasks)
+        if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
+            return super().embed_all(tokens)
+        if self._together is None or self._together[0] != tasks:
+            norms = [torch.stack([getattr(t.norms, name) for t in self.tasks], 1) for name in ("weight", "bias")]
+            self._together = (tasks, (norms[0], norms[1]), self._folded(self.tasks))
+        _, both, adapters = self._together
+        x = tokens.range(0, count)
+        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), both, adapters)
+        return list(features.view(tasks, count, -1))
+
+    def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
+        return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])
 
     # ---- to look inside ---------------------------------------------------------------------------------------
 
     def masks(self, task: int) -> dict[str, NDArray[np.float32]]:
         """The task's rounded masks: ``blocks.0.attn.m1`` (K,), ``blocks.0.attn.m2`` (D,), ``blocks.0.mlp.m1``, ..."""
-        if not 0 <= task < len(self.tasks):
-            raise ValueError(f"there is no task {task}; {len(self.tasks)} learned so far")
-        gates = split_gates(rounded(self.tasks[task].embedding.detach()), self.config.bottleneck, self.network.dim)
-        names = [
-            f"blocks.{i}.{b}.{m}" for i in range(self.network.depth) for b in ("attn", "mlp") for m in ("m1", "m2")
-        ]
-        return {name: gate.cpu().numpy() for name, gate in zip(names, gates, strict=True)}
+        m1, m2 = split(self._task(task).mask.cpu(), self.config.bottleneck)
+        places = [f"blocks.{i}.{branch}" for i in range(self.network.depth) for branch in ("attn", "mlp")]
+        both = {"m1": m1, "m2": m2}
+        return {f"{place}.{name}": both[name][i].numpy() for i, place in enumerate(places) for name in both}
 
     def capacity(self) -> float | None:
-        masks = [rounded(net.embedding.detach()) for net in self.tasks]
-        return float(100 * accumulated(masks, 1).mean()) if masks else 0.0
+        return float(100 * accumulated([t.mask for t in self.tasks], torch.zeros(1)).mean())
 
     def entries(self) -> dict[str, int]:
         def count(module: nn.Module) -> int:
@@ -172,9 +191,14 @@ class MaskedLearner(Learner):
 
         return {
             "backbone": sum(value.numel() for value in self.backbone.state.values()),
-            "adapters": count(self.network.adapters),
+            "adapters": count(self.adapters),
             "norms": sum(count(net.norms) for net in self.tasks),
             "embeddings": sum(net.embedding.numel() for net in self.tasks),
             "heads": sum(count(net.head) for net in self.tasks),
             "statistics": 0,
         }
+
+    def _task(self, task: int) -> MaskedTask:
+        if not 0 <= task < len(self.tasks):
+            raise ValueError(f"there is no task {task}; {len(self.tasks)} learned so far")
+        return self.tasks[task]

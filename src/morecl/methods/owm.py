@@ -25,8 +25,6 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar, cast
 
 import torch
@@ -37,7 +35,6 @@ from torch.nn import functional as F
 from morecl.config import TrainingConfig
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
-from morecl.nn.adapter import Adapter
 from morecl.nn.heads import GrowingHead
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
@@ -57,26 +54,25 @@ class Projector(nn.Module):
 
     P: Tensor
 
-    def __init__(self, inputs: int):
+    def __init__(self, layers: int, inputs: int):
         super().__init__()
-        self.register_buffer("P", torch.eye(inputs + 1, dtype=torch.float64))
+        self.register_buffer("P", torch.eye(inputs + 1, dtype=torch.float64).repeat(layers, 1, 1))
 
     @torch.no_grad()
     def store(self, inputs: Tensor, alpha: float) -> None:
-        """Recursive least squares with ``inputs`` (n, D), all under the same ``alpha``."""
-        X = F.pad(inputs.double(), (0, 1), value=1.0)  # (n, D + 1)
-        PX = self.P @ X.mT  # (D + 1, n)
-        inner = X @ PX + alpha * torch.eye(len(X), dtype=X.dtype, device=X.device)
+        """Recursive least squares with ``inputs`` (A, n, D), all under the same ``alpha``."""
+        X = F.pad(inputs.double(), (0, 1), value=1.0)  # (A, n, D + 1)
+        PX = self.P @ X.mT  # (A, D + 1, n)
+        inner = X @ PX + alpha * torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
         self.P -= PX @ torch.linalg.solve(inner, PX.mT)
         self.P.copy_((self.P + self.P.mT) / 2)
 
     @torch.no_grad()
-    def project(self, layer: Layer) -> None:
-        """G <- G P for the layer's gradient, in place."""
-        weight, bias = cast(Tensor, layer.weight.grad), cast(Tensor, layer.bias.grad)
-        G = torch.cat([weight, bias[:, None]], 1) @ self.P.to(weight.dtype)
-        weight.copy_(G[:, :-1])
-        bias.copy_(G[:, -1])
+    def project(self, weight: Tensor, bias: Tensor) -> None:
+        """G <- G P for the gradients of A layers, in place: weight (A, out, D), bias (A, out)."""
+        G = torch.cat([weight, bias[..., None]], -1) @ self.P.to(weight.dtype)
+        weight.copy_(G[..., :-1])
+        bias.copy_(G[..., -1])
 
 
 class Owm(SingleHeadLearner):
@@ -86,40 +82,37 @@ class Owm(SingleHeadLearner):
 
     def _reset(self) -> None:
         super()._reset()
-        layers = [*self._adapter_layers(), nn.Linear(self.network.dim, 1)]
-        self.model["projectors"] = nn.ModuleList(Projector(layer.in_features) for layer in layers).to(self.device)
+        count, bottleneck, dim = self.adapters.w1.shape
+        parts = {"fc1": Projector(count, dim), "fc2": Projector(count, bottleneck), "head": Projector(1, dim)}
+        self.model["projectors"] = nn.ModuleDict(parts).to(self.device)
 
     @property
-    def projectors(self) -> list[Projector]:
-        """One a layer: fc1, fc2 of each adapter in turn, then the head (an ``nn.ModuleList``)."""
-        return cast("list[Projector]", self.model["projectors"])
-
-    def _adapter_layers(self) -> list[nn.Linear]:
-        adapters = cast("list[Adapter]", self.network.adapters)
-        return [layer for adapter in adapters for layer in (adapter.fc1, adapter.fc2)]
-
-    def _layers(self) -> list[tuple[Layer, Projector]]:
-        return list(zip([*self._adapter_layers(), self.head], self.projectors, strict=True))
+    def projectors(self) -> dict[str, Projector]:
+        """``fc1`` and ``fc2`` of all adapters and ``head`` (an ``nn.ModuleDict``)."""
+        return cast("dict[str, Projector]", self.model["projectors"])
 
     def _optimizer(self) -> ProtectedSGD:
-        trained = [p for layer, _ in self._layers() for p in layer.parameters()]
+        trained = [*self.adapters.parameters(), *self.head.parameters()]
         if len(self.task_sizes) == 1:
             trained += self.norms.parameters()
         return ProtectedSGD(trained, self.config.lr, self.config.momentum)
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        tokens, layers = self.prepare(task.images), self._layers()
+        tokens = self.prepare(task.images)
 
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        def project() -> None:
-            for layer, projector in layers:
-                projector.project(layer)
-
-        self._fit(task, tokens, loss, listener, after_backward=project if task.index else None)
+        self._fit(task, tokens, loss, listener, after_backward=self._project if task.index else None)
         with self._clock("train"):
             self._store(task, tokens)
+
+    def _project(self) -> None:
+        """Project the gradients of all trained layers."""
+        a, head = self.adapters, self.head
+        self.projectors["fc1"].project(cast(Tensor, a.w1.grad), cast(Tensor, a.b1.grad))
+        self.projectors["fc2"].project(cast(Tensor, a.w2.grad), cast(Tensor, a.b2.grad))
+        self.projectors["head"].project(cast(Tensor, head.weight.grad)[None], cast(Tensor, head.bias.grad)[None])
 
     @torch.no_grad()
     def _store(self, task: TaskData, tokens: Tokens) -> None:
@@ -128,25 +121,30 @@ class Owm(SingleHeadLearner):
         batches = shuffled_batches(len(tokens), self.config.batch_size, draw)
         for b, index in enumerate(batches):
             alpha = self.config.alpha * self.config.alpha_decay ** (b / len(batches))
-            with self._mean_inputs() as means, self._autocast():
-                self.head(self.network.trunk(tokens[index.to(self.device)], self.norms))
-            for (_, projector), mean in zip(self._layers(), means, strict=True):
-                projector.store(mean, alpha)
+            for name, mean in self._mean_inputs(tokens[index.to(self.device)]).items():
+                self.projectors[name].store(mean, alpha)
 
-    @contextmanager
-    def _mean_inputs(self) -> Iterator[list[Tensor]]:
-        """Inside, a forward pass leaves each layer's mean input over the batch here: (L, D), the head's (1, D)."""
-        means: list[Tensor] = []
+    @torch.no_grad()
+    def _mean_inputs(self, x: Tensor) -> dict[str, Tensor]:
+        """Each layer's input, averaged over the batch: ``fc1`` (A, L, D), ``fc2`` (A, L, K), ``head`` (1, 1, D)."""
+        first: list[Tensor] = []
+        second: list[Tensor] = []
 
-        def keep(layer: nn.Module, inputs: tuple[Tensor]) -> None:
-            means.append(inputs[0].float().mean(0).reshape(-1, inputs[0].shape[-1]))
+        def keep(slot: nn.Module, inputs: tuple[Tensor]) -> None:
+            (h,), place = inputs, len(first)
+            hidden = F.relu(F.linear(h.float(), self.adapters.w1[place], self.adapters.b1[place]))
+            first.append(h.float().mean(0))
+            second.append(hidden.mean(0))
 
-        handles = [layer.register_forward_pre_hook(keep) for layer, _ in self._layers()]
+        # the one block stands for all, so its two slots see every adapter's input in turn
+        slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
+        handles = [slot.register_forward_pre_hook(keep) for slot in slots]
         try:
-            yield means
+            features = self.network.trunk(x, self.norms, self.adapters.weights())
         finally:
             for handle in handles:
                 handle.remove()
+        return {"fc1": torch.stack(first), "fc2": torch.stack(second), "head": features.mean(0)[None, None]}
 
     def entries(self) -> dict[str, int]:
-        return super().entries() | {"statistics": sum(projector.P.numel() for projector in self.projectors)}
+        return super().entries() | {"statistics": sum(projector.P.numel() for projector in self.projectors.values())}

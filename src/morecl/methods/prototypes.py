@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from morecl.config import LearnerConfig
 from morecl.methods.base import Learner, TaskData
-from morecl.nn.network import AdaptedViT
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 
@@ -32,9 +31,6 @@ class PrototypeLearner(Learner):
 
     Config: ClassVar[type[LearnerConfig]] = LearnerConfig
 
-    def _build_network(self) -> AdaptedViT:
-        return AdaptedViT(self.backbone.vit, bottleneck=None)
-
     def _reset(self) -> None:
         self.prototypes = Prototypes(self.network.dim)
         self.model = nn.ModuleDict({"prototypes": self.prototypes}).to(self.device)
@@ -54,9 +50,7 @@ class PrototypeLearner(Learner):
 
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
-        with self._autocast():
-            parts = [self.network.trunk(x) for x in self._in_batches(tokens)]
-        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+        return self._in_batches(tokens, lambda x, compiled: self.network.trunk(x, compiled=compiled))
 
     def entries(self) -> dict[str, int]:
         return {

@@ -18,7 +18,6 @@ Deviations: none; the paper gives no further detail.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
@@ -28,7 +27,8 @@ from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
 from morecl.methods.base import Learner, Output, TaskData
-from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.adapter import Adapters
+from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
@@ -38,7 +38,7 @@ from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
 class TaskModel(nn.Module):
     """All that one task trains: adapters, norms, head (D -> |Y|)."""
 
-    def __init__(self, adapters: nn.ModuleList, norms: Norms, dim: int, classes: int, init: torch.Generator):
+    def __init__(self, adapters: Adapters, norms: Norms, dim: int, classes: int, init: torch.Generator):
         super().__init__()
         self.adapters = adapters
         self.norms = norms
@@ -52,16 +52,13 @@ class Single(Learner):
     Config = TrainingConfig
     config: TrainingConfig
 
-    def _build_network(self) -> AdaptedViT:
-        return AdaptedViT(self.backbone.vit, self.config.bottleneck)
-
     def _reset(self) -> None:
         self.model = nn.ModuleDict({"tasks": nn.ModuleList()})
 
     def _grow(self, classes: int) -> None:
-        self.network.initialise(generator(self.config.seed, "adapters"))
+        adapters = self.network.new_adapters(self.config.bottleneck)
+        adapters.initialise(generator(self.config.seed, "adapters"))
         init = generator(self.config.seed, "head", len(self.task_sizes))
-        adapters = copy.deepcopy(self.network.adapters)
         self.tasks.append(
             TaskModel(adapters, self.network.new_norms(), self.network.dim, classes, init).to(self.device)
         )
@@ -72,9 +69,8 @@ class Single(Learner):
         return cast("list[TaskModel]", self.model["tasks"])
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        config, net, working = self.config, self.tasks[-1], self.network.adapters
+        config, net = self.config, self.tasks[-1]
         tokens, targets = self.prepare(task.images), task.targets.to(self.device)
-        working.load_state_dict(net.adapters.state_dict())
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
@@ -83,22 +79,20 @@ class Single(Learner):
                 yield tokens[index], targets[index]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            with self._autocast():
-                features = self.network.trunk(x, net.norms)
+            compiled = self.compiled and len(x) == config.batch_size
+            features = self.network.trunk(x, net.norms, net.adapters.weights(), compiled=compiled)
             return F.cross_entropy(net.head(features), y)
 
-        trained = [*working.parameters(), *net.norms.parameters(), *net.head.parameters()]
         with self._clock("train"):
             fit(
                 loss,
                 batches,
-                ProtectedSGD(trained, config.lr, config.momentum),
+                ProtectedSGD(list(net.parameters()), config.lr, config.momentum),
                 epochs=config.epochs,
                 task=task.index,
                 images=len(tokens),
                 listener=listener,
             )
-        net.adapters.load_state_dict(working.state_dict())
 
     def networks(self) -> list[str]:
         return [str(k) for k in range(len(self.tasks))]
@@ -106,10 +100,10 @@ class Single(Learner):
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         net = self.tasks[int(network)]
-        self.network.adapters.load_state_dict(net.adapters.state_dict())
-        with self._autocast():
-            parts = [self.network.trunk(x, net.norms) for x in self._in_batches(tokens)]
-        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+        adapters = net.adapters.weights()
+        return self._in_batches(
+            tokens, lambda x, compiled: self.network.trunk(x, net.norms, adapters, compiled=compiled)
+        )
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

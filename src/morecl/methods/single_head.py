@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, TrainingConfig
 from morecl.methods.base import Learner, Output, TaskData
+from morecl.nn.adapter import Adapters
 from morecl.nn.heads import GrowingHead
-from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
@@ -25,13 +26,11 @@ class SingleHeadLearner(Learner):
     Config: ClassVar[type[LearnerConfig]] = TrainingConfig
     config: TrainingConfig
 
-    def _build_network(self) -> AdaptedViT:
-        return AdaptedViT(self.backbone.vit, self.config.bottleneck)
-
     def _reset(self) -> None:
-        self.network.initialise(generator(self.config.seed, "adapters"))
+        adapters = self.network.new_adapters(self.config.bottleneck)
+        adapters.initialise(generator(self.config.seed, "adapters"))
         parts = {
-            "adapters": self.network.adapters,
+            "adapters": adapters,
             "norms": self.network.new_norms(),
             "head": GrowingHead(self.network.dim),
         }
@@ -39,6 +38,10 @@ class SingleHeadLearner(Learner):
 
     def _grow(self, classes: int) -> None:
         self.head.grow(classes, generator(self.config.seed, "head", len(self.task_sizes)))
+
+    @property
+    def adapters(self) -> Adapters:
+        return cast(Adapters, self.model["adapters"])
 
     @property
     def norms(self) -> Norms:
@@ -49,9 +52,9 @@ class SingleHeadLearner(Learner):
         return cast(GrowingHead, self.model["head"])
 
     def _features(self, tokens: Tensor) -> Tensor:
-        """(B, L, D) -> (B, D), with gradients."""
-        with self._autocast():
-            return self.network.trunk(tokens, self.norms)
+        """(B, L, D) -> (B, D), with gradients. Whole batches are worth compiled code, remainders are not."""
+        compiled = self.compiled and len(tokens) % self.config.batch_size == 0
+        return self.network.trunk(tokens, self.norms, self.adapters.weights(), compiled=compiled)
 
     def _logits(self, tokens: Tokens) -> Tensor:
         """(N, classes): what the head says now; the outputs of a teacher before training goes on."""
@@ -119,8 +122,10 @@ class SingleHeadLearner(Learner):
 
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
-        parts = [self._features(x) for x in self._in_batches(tokens)]
-        return torch.cat(parts) if parts else torch.empty(0, self.network.dim, device=self.device)
+        adapters = self.adapters.weights()
+        return self._in_batches(
+            tokens, lambda x, compiled: self.network.trunk(x, self.norms, adapters, compiled=compiled)
+        )
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:
@@ -133,7 +138,7 @@ class SingleHeadLearner(Learner):
 
         return {
             "backbone": sum(value.numel() for value in self.backbone.state.values()),
-            "adapters": count(self.network.adapters),
+            "adapters": count(self.adapters),
             "norms": count(self.norms),
             "embeddings": 0,
             "heads": count(self.head),

@@ -1,37 +1,100 @@
-"""The adapter, the only part of the feature extractor that learns (paper, Figure 1b)."""
+"""The adapters, the only part of the feature extractor that learns (paper, Figure 1b).
+
+``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))`` with masks m1 (K,) and m2 (D,). Masks are not negative, so they can be
+multiplied into the weights instead of into the activations, which are some thousand times larger:
+``h + W2' relu(W1' h + b1') + b2'`` with ``W1' = m1 W1, b1' = m1 b1, W2' = m2 W2, b2' = m2 b2`` (rows). The gradients of
+the masks come out the same. All A adapters of a network are kept stacked, so this is one operation for all of them.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+WIDTH_STEP = 16  # folded adapters are cut to a multiple of this, so that a compiled block meets few different shapes
 
-class Adapter(nn.Module):
-    """``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))``: two layers behind attention or MLP, before the residual sum.
 
-    ``m1`` (K,) and ``m2`` (D,) are the task's hard-attention masks. They are buffers of ones here; a method with
-    masks hands in its own on every call (``torch.func.functional_call``). ``fc2`` starts at zero, so a fresh
-    adapter is the identity and the pre-trained features are what training starts from.
+class AdapterWeights(NamedTuple):
+    """What the adapters of a network multiply with: w1 (A, K, D), b1 (A, K), w2 (A, D, K), b2 (A, D).
 
-    Shapes: (B, L, D) -> (B, L, D), bottleneck K.
+    For G tasks at once each has one more dimension, of G, after the first.
     """
 
-    m1: Tensor
-    m2: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
 
-    def __init__(self, dim: int, bottleneck: int):
+
+class Adapters(nn.Module):
+    """The A adapters of a network, stacked. ``w2`` and ``b2`` start at zero: a fresh adapter is the identity."""
+
+    def __init__(self, count: int, dim: int, bottleneck: int):
         super().__init__()
-        self.fc1 = nn.Linear(dim, bottleneck)
-        self.fc2 = nn.Linear(bottleneck, dim)
-        self.register_buffer("m1", torch.ones(bottleneck), persistent=False)
-        self.register_buffer("m2", torch.ones(dim), persistent=False)
+        self.w1 = nn.Parameter(torch.zeros(count, bottleneck, dim))
+        self.b1 = nn.Parameter(torch.zeros(count, bottleneck))
+        self.w2 = nn.Parameter(torch.zeros(count, dim, bottleneck))
+        self.b2 = nn.Parameter(torch.zeros(count, dim))
 
     def initialise(self, generator: torch.Generator) -> None:
-        drawn = nn.init.trunc_normal_(torch.empty(self.fc1.weight.shape), std=0.02, generator=generator)
-        self.fc1.weight.data.copy_(drawn)  # drawn on the CPU: the same on every device
-        for zero in (self.fc1.bias, self.fc2.weight, self.fc2.bias):
+        """w1 from a truncated normal of 0.02, the rest zero; drawn on the CPU, so the same on every device."""
+        drawn = nn.init.trunc_normal_(torch.empty(self.w1.shape), std=0.02, generator=generator)
+        self.w1.data.copy_(drawn)
+        for zero in (self.b1, self.w2, self.b2):
             nn.init.zeros_(zero)
 
+    def weights(self, m1: Tensor | None = None, m2: Tensor | None = None) -> AdapterWeights:
+        """The weights under masks m1 (A, K) and m2 (A, D); as they are without masks. Gradients reach the masks."""
+        if m1 is None or m2 is None:
+            return AdapterWeights(self.w1, self.b1, self.w2, self.b2)
+        return AdapterWeights(m1[..., None] * self.w1, m1 * self.b1, m2[..., None] * self.w2, m2 * self.b2)
+
+    @torch.no_grad()
+    def folded(self, masks: Sequence[tuple[Tensor, Tensor]]) -> AdapterWeights:
+        """The weights under the masks, exactly 0 or 1, of G finished tasks, without the neurons that are closed.
+
+        Closed neurons of the bottleneck contribute nothing, so K shrinks to the most that any adapter keeps, rounded
+        up to a multiple of ``WIDTH_STEP``; adapters that keep fewer are filled with zeros.
+        """
+        keep = torch.stack([m1 for m1, _ in masks], 1)  # (A, G, K)
+        widest = max(1, int(keep.sum(-1).max()))
+        width = min(math.ceil(widest / WIDTH_STEP) * WIDTH_STEP, keep.shape[-1])
+        order = keep.argsort(dim=-1, descending=True, stable=True)[..., :width]  # open neurons first, in their order
+        open_ = keep.gather(-1, order)  # (A, G, width): 1 open, 0 filling
+        outputs = torch.stack([m2 for _, m2 in masks], 1)  # (A, G, D)
+        adapter = torch.arange(len(keep), device=keep.device)[:, None, None]
+        w1 = self.w1[adapter, order] * open_[..., None]  # (A, G, width, D)
+        w2 = self.w2.mT[adapter, order] * open_[..., None] * outputs[..., None, :]  # (A, G, width, D)
+        return AdapterWeights(w1, self.b1[adapter, order] * open_, w2.mT, outputs * self.b2[:, None])
+
+
+class AdapterSlot(nn.Module):
+    """Where an adapter stands in a block. It owns nothing: the weights are handed in on every call.
+
+    (B, L, D) -> (B, L, D) with weights of one adapter; (G B, L, D) -> (G B, L, D) with those of G tasks, task after
+    task in the batch. Without weights it is the identity.
+    """
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in AdapterWeights._fields:
+            self.register_buffer(name, torch.empty(0), persistent=False)
+
     def forward(self, h: Tensor) -> Tensor:
-        return h + self.m2.to(h.dtype) * self.fc2(F.relu(self.m1.to(h.dtype) * self.fc1(h)))
+        if self.w1.numel() == 0:
+            return h
+        if self.w1.dim() == 2:
+            return h + F.linear(F.relu(F.linear(h, self.w1, self.b1)), self.w2, self.b2)
+        flat = h.reshape(self.w1.shape[0], -1, h.shape[-1])  # (G, B L, D)
+        hidden = F.relu(torch.baddbmm(self.b1[:, None], flat, self.w1.mT))
+        return h + torch.baddbmm(self.b2[:, None], hidden, self.w2.mT).view_as(h)

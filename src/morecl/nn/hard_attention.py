@@ -1,6 +1,6 @@
 """Hard attention to the task (HAT, Serra et al. 2018), as MORE uses it: paper, Section 3.4.
 
-All masks of a task form one flat vector a (W,): m1 (K,) and m2 (D,) of adapter 1, then of adapter 2, and so on.
+The masks of a task are one tensor a (A, K + D) for A adapters: row i holds m1 (K,) and m2 (D,) of adapter i.
 Equation numbers are the paper's.
 """
 
@@ -44,7 +44,7 @@ class _Attention(torch.autograd.Function):
 
 
 def attention(embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
-    """Eq. 8: a = sigmoid(s e), (W,), with the compensated gradient of HAT."""
+    """Eq. 8: a = sigmoid(s e), with the compensated gradient of HAT."""
     return _Attention.apply(embedding, s, s_max)
 
 
@@ -60,13 +60,13 @@ def annealed_s(step: int, batches: int, epochs: int, s_max: float) -> float:
 
 
 def rounded(embedding: Tensor) -> Tensor:
-    """The mask of a finished task: exactly 0 or 1, (W,). sigmoid(s e) with s without bound is the sign of e."""
+    """The mask of a finished task: exactly 0 or 1. sigmoid(s e) with s without bound is the step at e = 0."""
     return (embedding > 0).to(embedding.dtype)
 
 
-def accumulated(masks: Sequence[Tensor], width: int) -> Tensor:
-    """Eq. 10: a^{<k}, the element-wise maximum over the masks of finished tasks; zeros before the first. (W,)"""
-    return torch.stack(list(masks)).amax(0) if masks else torch.zeros(width)
+def accumulated(masks: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Eq. 10: a^{<k}, the element-wise maximum over the masks of finished tasks; zeros as ``like`` before the first."""
+    return torch.stack(list(masks)).amax(0) if masks else torch.zeros_like(like)
 
 
 def regulariser(a: Tensor, before: Tensor, lamb: float) -> Tensor:
@@ -75,20 +75,14 @@ def regulariser(a: Tensor, before: Tensor, lamb: float) -> Tensor:
     return lamb * (a * free).sum() / free.sum().clamp(min=1)
 
 
-def split_gates(a: Tensor, bottleneck: int, dim: int) -> tuple[Tensor, ...]:
-    """The flat vector as m1, m2 of each adapter in turn."""
-    return a.split([bottleneck, dim] * (a.numel() // (bottleneck + dim)))
+def split(a: Tensor, bottleneck: int) -> tuple[Tensor, Tensor]:
+    """m1 (A, K) and m2 (A, D) of a (A, K + D)."""
+    return a[:, :bottleneck], a[:, bottleneck:]
 
 
-def protection(m1: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """Eq. 11 for one adapter: what each update is multiplied by, given the accumulated masks m1 (K,) and m2 (D,).
+def protection(m1: Tensor, m2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eq. 11: what the updates of w1, b1, w2 and b2 are multiplied by, given the accumulated masks (A, K) and (A, D).
 
-    fc1 reads the unmasked input, so its rows are protected by m1 alone; fc2's weight (D, K) by both its ends; its
-    bias by m2.
+    fc1 reads the unmasked input, so its rows are protected by m1 alone; fc2's weight by both its ends; its bias by m2.
     """
-    return {
-        "fc1.weight": (1 - m1)[:, None],
-        "fc1.bias": 1 - m1,
-        "fc2.weight": 1 - torch.minimum(m2[:, None], m1[None, :]),
-        "fc2.bias": 1 - m2,
-    }
+    return 1 - m1[..., None], 1 - m1, 1 - torch.minimum(m2[..., :, None], m1[..., None, :]), 1 - m2

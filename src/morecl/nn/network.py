@@ -1,127 +1,165 @@
-"""timm's ViT with an adapter behind each branch of each block, run with the parameters of one task."""
+"""timm's ViT with an adapter behind each branch of each block, run with the parameters of one task or of several."""
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
-from morecl.nn.adapter import Adapter
-
-Gates = Sequence[Tensor]  # m1 (K,), m2 (D,) of each adapter in turn: 4 per block
+from morecl.errors import InputError
+from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
 
 
 class Norms(nn.Module):
-    """One task's copy of every LayerNorm: norm1 and norm2 of each block and the last one.
+    """One task's copy of every LayerNorm, (2 blocks + 1, D): norm1 and norm2 of each block in turn, then the last."""
 
-    Keys are timm's names with ``-`` for the dots, which parameter names may not hold.
-    """
-
-    def __init__(self, pretrained: Mapping[str, Tensor]):
+    def __init__(self, weight: Tensor, bias: Tensor):
         super().__init__()
-        for name, value in pretrained.items():
-            self.register_parameter(name.replace(".", "-"), nn.Parameter(value.detach().clone()))
-
-    def of(self, prefix: str) -> dict[str, Tensor]:
-        """Parameters of the norms under ``prefix``, named as inside it: ``norm1.weight``, ..."""
-        start = prefix.replace(".", "-") + "-"
-        return {
-            name.removeprefix(start).replace("-", "."): value
-            for name, value in self._parameters.items()
-            if name.startswith(start) and value is not None
-        }
+        self.weight = nn.Parameter(weight.detach().clone())
+        self.bias = nn.Parameter(bias.detach().clone())
 
 
-def run_block(template: nn.Module, state: dict[str, Tensor], x: Tensor, *, compiled: bool = False) -> Tensor:
-    """``template(x)`` with the parameters and buffers in ``state``.
+class NormSlot(nn.Module):
+    """Where a LayerNorm stands in a block; weight and bias (D,), or (G, D) for G tasks, are handed in on every call."""
 
-    A template that stands for all blocks of a network, with ``state`` complete, is compiled once for all of them.
-    """
-    run = _compiled_block() if compiled else _call_block
-    return run(template, state, x)
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.empty(0), persistent=False)
+        self.register_buffer("bias", torch.empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-def _call_block(template: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    return cast(Tensor, functional_call(template, state, (x,)))
-
-
-@functools.cache
-def _compiled_block() -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
-    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", torch.compile(_call_block, dynamic=False))
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over the last dimension; with weights (G, D) each G-th part of the batch has its own."""
+    if weight.dim() == 1:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    tasks, dim = weight.shape
+    plain = F.layer_norm(x, (dim,), eps=eps).reshape(tasks, -1, dim)
+    return torch.addcmul(bias[:, None], plain, weight[:, None]).view_as(x)
 
 
 class AdaptedViT:
     """A frozen ``vit`` with adapters put into it: ``x + A1(attn(norm1(x)))``, then ``x + A2(mlp(norm2(x)))``.
 
-    timm's network is used as it is. The adapters stand behind ``ls1`` and ``ls2``, which timm runs last in each
-    branch. Norms (and masks) of the task at hand are handed in on every call; the network keeps no notion of a
-    current task. Not an ``nn.Module`` on purpose: the frozen weights are not part of anyone's state.
+    timm's blocks are used as they are but for two changes: the adapters stand behind ``ls1`` and ``ls2``, which timm
+    runs last in each branch, and the norms take the weights they are handed. One such block, without weights of its
+    own, stands for all: weights of the block, norms and adapters of the task are handed in on every call. So the
+    network has no current task, and compiling the one block compiles them all.
+
+    ``dtype`` is what the blocks compute in. Parameters that are trained stay float32 and are cast on the way in.
     """
 
-    def __init__(self, vit: VisionTransformer, bottleneck: int | None):
-        """``bottleneck``: width of the adapters; ``None`` puts none in (the network is then the backbone itself)."""
+    def __init__(self, vit: VisionTransformer, dtype: torch.dtype = torch.float32):
         self.vit = vit
+        self.dtype = dtype
         self.dim: int = vit.embed_dim
         self.depth = len(vit.blocks)
-        self.adapters = nn.ModuleList()
-        for block in vit.blocks if bottleneck else ():
-            for branch in ("ls1", "ls2"):
-                adapter = Adapter(self.dim, cast(int, bottleneck)).to(next(vit.parameters()).device)
-                setattr(block, branch, nn.Sequential(getattr(block, branch), adapter))
-                self.adapters.append(adapter)
-        # what no task changes, and the adapters, by block; norms and masks join them on every call
-        own = ("norm1.", "norm2.", "ls1.1.", "ls2.1.")
-        blocks = [dict(block.state_dict(keep_vars=True)) for block in vit.blocks]
-        self.frozen = [{key: value for key, value in block.items() if not key.startswith(own)} for block in blocks]
-        self._shared = [
-            state | {key: value for key, value in block.items() if key.startswith(own[2:])}
-            for state, block in zip(self.frozen, blocks, strict=True)
-        ]
         self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
+        self.block = _template(cast(nn.Module, vit.blocks[0]))
+        states = [block.state_dict(keep_vars=True) for block in vit.blocks]
+        if any(_shapes(state) != _shapes(states[0]) for state in states):
+            raise InputError("the backbone's blocks differ in shape; adapters cannot be put into it")
+        own = ("norm1.", "norm2.")
+        self._frozen = [
+            {_slot_name(key): value.detach().to(dtype) for key, value in state.items() if not key.startswith(own)}
+            for state in states
+        ]
+        norms = [getattr(block, name) for block in vit.blocks for name in ("norm1", "norm2")]
+        norms.append(getattr(vit, self.last_norm))
+        if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
+            raise InputError("the backbone's norms are not LayerNorms; each task's own copy cannot be made")
+        self._norms = Norms(torch.stack([n.weight for n in norms]), torch.stack([n.bias for n in norms]))
 
-    def initialise(self, generator: torch.Generator) -> None:
-        for adapter in self.adapters:
-            cast(Adapter, adapter).initialise(generator)
+    def new_adapters(self, bottleneck: int) -> Adapters:
+        """Two adapters for each block."""
+        return Adapters(2 * self.depth, self.dim, bottleneck)
 
     def new_norms(self) -> Norms:
         """A task's own norms, starting from the pre-trained ones."""
-        wanted = (*(f"blocks.{i}.norm{n}." for i in range(self.depth) for n in (1, 2)), f"{self.last_norm}.")
-        return Norms({name: value for name, value in self.vit.named_parameters() if name.startswith(wanted)})
+        return Norms(self._norms.weight, self._norms.bias)
 
     def stem(self, images: Tensor) -> Tensor:
         """The part no task changes: patches, class token, positions. (B, 3, S, S) -> (B, L, D)."""
         vit = self.vit
-        return cast(Tensor, vit.norm_pre(vit._pos_embed(vit.patch_embed(images))))
+        return cast(Tensor, vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))).to(self.dtype)
 
     def trunk(
-        self, tokens: Tensor, norms: Norms | None = None, gates: Gates | None = None, *, compiled: bool = False
+        self,
+        tokens: Tensor,
+        norms: Norms | tuple[Tensor, Tensor] | None = None,
+        adapters: AdapterWeights | None = None,
+        *,
+        compiled: bool = False,
     ) -> Tensor:
         """The blocks and the last norm. (B, L, D) -> features (B, D), float32.
 
-        ``norms`` and ``gates`` are those of one task; without them the backbone's own norms and open masks are used.
+        Args:
+            norms: those of a task; the backbone's own if not given.
+            adapters: see :class:`AdapterWeights`; none if not given.
+            compiled: run the blocks through ``torch.compile``.
         """
+        norms = norms or self._norms
+        weight, bias = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
+        weights, biases = weight.to(self.dtype).unbind(0), bias.to(self.dtype).unbind(0)
+        parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
+        run = _compiled_block() if compiled else _run_block
         x = tokens
-        for i, block in enumerate(self.vit.blocks):
-            state = norms.of(f"blocks.{i}") if norms else {}
-            if gates is not None:
-                names = ("ls1.1.m1", "ls1.1.m2", "ls2.1.m1", "ls2.1.m2")
-                state |= dict(zip(names, gates[4 * i : 4 * i + 4], strict=True))
-            if compiled:
-                x = run_block(self.vit.blocks[0], self._shared[i] | state, x, compiled=True)
-            else:
-                x = run_block(block, state, x)
-        return self.pool(x, norms).float()
+        for i, frozen in enumerate(self._frozen):
+            state = dict(frozen)
+            for branch in (0, 1):
+                place = 2 * i + branch
+                state[f"norm{branch + 1}.weight"], state[f"norm{branch + 1}.bias"] = weights[place], biases[place]
+                for name, part in zip(AdapterWeights._fields, parts, strict=False):
+                    state[f"ls{branch + 1}.1.{name}"] = part[place]
+            x = run(self.block, state, x)
+        return self._pool(x, weights[-1], biases[-1]).float()
 
-    def pool(self, x: Tensor, norms: Norms | None) -> Tensor:
+    def _pool(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Last norm and class token (or the mean of the patches, for backbones trained so)."""
-        last = norms.of(self.last_norm) if norms else {}
-        if self.last_norm == "norm":
-            x = functional_call(self.vit.norm, last, (x,))
-            return cast(Tensor, self.vit.pool(x))
-        x = self.vit.pool(self.vit.norm(x))
-        return cast(Tensor, functional_call(self.vit.fc_norm, last, (x,)))
+        vit, eps = self.vit, getattr(self.vit, self.last_norm).eps
+        if self.last_norm == "fc_norm":
+            return layer_norm(vit.pool(vit.norm(x)), weight, bias, eps)
+        if vit.global_pool == "token":  # the norm works token by token: only the class token's is needed
+            return layer_norm(vit.pool(x), weight, bias, eps)
+        return cast(Tensor, vit.pool(layer_norm(x, weight, bias, eps)))
+
+
+def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    return cast(Tensor, functional_call(block, state, (x,)))
+
+
+@functools.cache
+def _compiled_block() -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
+    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", torch.compile(_run_block, dynamic=False))
+
+
+def _template(block: nn.Module) -> nn.Module:
+    """A block of the same shape without weights, with slots for norms and adapters."""
+    template = copy.deepcopy(block).to("meta").eval()
+    for name in ("norm1", "norm2"):
+        setattr(template, name, NormSlot(getattr(block, name).eps))
+    for name in ("ls1", "ls2"):
+        setattr(template, name, nn.Sequential(getattr(template, name), AdapterSlot()))
+    return template
+
+
+def _slot_name(key: str) -> str:
+    """``ls1.gamma`` is ``ls1.0.gamma`` once the adapter stands behind it."""
+    return key.replace("ls1.", "ls1.0.").replace("ls2.", "ls2.0.")
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, Sequence[int]]:
+    return {key: value.shape for key, value in state.items()}

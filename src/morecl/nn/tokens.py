@@ -23,12 +23,12 @@ class Tokens:
     ``tokens[index]``: (B,) int64 on the device -> (B, L, D).
     """
 
-    def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray, dtype: torch.dtype):
+    def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray):
         device = preprocess.mean.device
-        self.network, self.preprocess, self.dtype = network, preprocess, dtype
+        self.network, self.preprocess = network, preprocess
         self.images = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(device)
         length = network.vit.patch_embed.num_patches + network.vit.num_prefix_tokens
-        needed = len(images) * length * network.dim * dtype.itemsize
+        needed = len(images) * length * network.dim * network.dtype.itemsize
         self.cache: Tensor | None = None
         if 0 < needed <= _budget(device):
             self.cache = torch.cat([self._compute(part) for part in self.images.split(STEM_BATCH)])
@@ -49,8 +49,7 @@ class Tokens:
 
     @torch.no_grad()
     def _compute(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.network.stem(self.preprocess(images)).to(self.dtype)
+        return self.network.stem(self.preprocess(images))
 
 
 def _budget(device: torch.device) -> int:

@@ -1,0 +1,179 @@
+"""Backbones: by name, from files of either kind, at other sizes; what does not fit says why."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from morecl.errors import InputError
+from morecl.nn.backbone import SHIPPED, load_backbone
+
+TINY = "deit_tiny_patch16_224"
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    """The shipped weights under timm's names."""
+    return {key: value.detach().clone() for key, value in load_backbone(SHIPPED).state.items()}
+
+
+def test_shipped_backbone() -> None:
+    backbone = load_backbone(SHIPPED)
+    assert (backbone.name, backbone.architecture) == (SHIPPED, SHIPPED)
+    assert (backbone.input.size, backbone.input.resize) == (32, 32)
+    assert sum(value.numel() for value in backbone.state.values()) == 2_691_648
+    assert not any(p.requires_grad for p in backbone.vit.parameters())
+    assert not backbone.vit.training
+    assert backbone.sha256 == load_backbone(SHIPPED).sha256
+
+
+@pytest.mark.parametrize(
+    "content", ["safetensors", "plain", "model", "state_dict", "module", "with classifier", "double", "training state"]
+)
+def test_checkpoint_files(state: dict[str, torch.Tensor], tmp_path: Path, content: str) -> None:
+    """However the weights are wrapped, the network is the same; a training script's other entries do not matter."""
+    name = tmp_path / "weights.pth"
+    saved: Any = state
+    if content == "safetensors":
+        name = tmp_path / "weights.safetensors"
+        save_file(state, name)
+    elif content in ("model", "state_dict"):
+        saved = {content: state, "epoch": 3}
+    elif content == "module":
+        saved = {f"module.{key}": value for key, value in state.items()}
+    elif content == "with classifier":
+        saved = state | {"head.weight": torch.zeros(611, 192), "head.bias": torch.zeros(611)}
+    elif content == "double":
+        saved = {key: value.double() for key, value in state.items()}
+    elif content == "training state":  # as DeiT's training script writes best_checkpoint.pth
+        saved = {"model": state, "epoch": 299, "args": argparse.Namespace(lr=5e-4, model=TINY), "scaler": {"scale": 1}}
+    if content != "safetensors":
+        torch.save(saved, name)
+    backbone = load_backbone(f"{SHIPPED}@{name}")
+    assert backbone.architecture == SHIPPED
+    assert backbone.sha256 == load_backbone(SHIPPED).sha256
+    by_shape = load_backbone(str(name))
+    assert by_shape.architecture == ""
+    assert by_shape.sha256 == backbone.sha256
+    assert by_shape.vit.blocks[0].attn.num_heads == backbone.vit.blocks[0].attn.num_heads
+
+
+def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path(tmp_path / "exploded").touch, ())
+
+    torch.save({"model": Bomb()}, tmp_path / "bomb.pth")
+    with pytest.raises(InputError, match="bomb.pth cannot be read"):
+        load_backbone(f"{SHIPPED}@{tmp_path / 'bomb.pth'}")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_file_named_after_its_architecture(tmp_path: Path) -> None:
+    vit = timm.create_model(TINY, num_classes=0)
+    save_file(vit.state_dict(), tmp_path / f"{TINY}.safetensors")
+    backbone = load_backbone(str(tmp_path / f"{TINY}.safetensors"))
+    assert backbone.architecture == TINY
+    assert (backbone.input.size, backbone.input.resize) == (224, 248)  # timm's crop share of 0.9
+    assert all(torch.equal(value, backbone.state[key]) for key, value in vit.state_dict().items())
+
+
+def test_random_weights_come_from_the_seed_and_touch_nothing_else() -> None:
+    before = torch.get_rng_state()
+    one, same, other = (load_backbone(TINY, pretrained=False, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    assert one.sha256 == same.sha256 != other.sha256
+
+
+@pytest.mark.parametrize("size", [8, 16, 48])
+def test_other_input_size_resamples_the_position_embedding(size: int) -> None:
+    plain, other = load_backbone(SHIPPED), load_backbone(SHIPPED, image_size=size)
+    assert (other.input.size, other.input.resize) == (size, size)
+    assert other.vit.pos_embed.shape == (1, (size // 4) ** 2 + 1, 192)
+    changed = {key for key in plain.state if not torch.equal(plain.state[key], other.state[key])}
+    assert changed == {"pos_embed"}
+    assert torch.equal(plain.vit.pos_embed[:, 0], other.vit.pos_embed[:, 0])  # the class token has no place
+    x = torch.zeros(1, 3, size, size)
+    assert torch.isfinite(other.vit(x)).all()
+
+
+def test_what_is_missing_wrong_or_superfluous_is_named(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    bad = dict(state)
+    del bad["blocks.3.norm1.weight"]
+    bad["blocks.2.mlp.fc1.bias"] = torch.zeros(5)
+    bad["blocks.2.gamma"] = torch.zeros(5)
+    save_file(bad, tmp_path / "bad.safetensors")
+    with pytest.raises(InputError) as caught:
+        load_backbone(f"{SHIPPED}@{tmp_path / 'bad.safetensors'}")
+    message = str(caught.value)
+    assert "missing: blocks.3.norm1.weight" in message
+    assert "wrong shape: blocks.2.mlp.fc1.bias (5,) instead of (768,)" in message
+    assert "not expected: blocks.2.gamma" in message
+
+
+def test_other_architecture_says_what_does_not_fit(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=r"do not fit the network.*missing: blocks.10.*and \d+ more"):
+        load_backbone(f"{TINY}@{tmp_path / 'w.safetensors'}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("vit_mini_patch4_33", "did you mean 'vit_mini_patch4_32'"),
+        ("deit_smal_patch16_224", "did you mean 'deit_small_patch16_224'"),
+        ("no/such/file.safetensors", "does not exist"),
+        (f"{SHIPPED}@no/such/file.pth", "does not exist"),
+        ("resnet18", "resnet18 is a ResNet"),
+    ],
+)
+def test_names_that_cannot_be(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_backbone(spec)
+
+
+def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = timm.create_model
+
+    def offline(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+        if pretrained:
+            raise OSError("no route to host")
+        return create(name, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(InputError, match=rf"could not be fetched.*--backbone {TINY}@"):
+        load_backbone(TINY)
+
+
+@pytest.mark.parametrize("name", ["broken.safetensors", "broken.pth"])
+def test_broken_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not a checkpoint at all")
+    with pytest.raises(InputError, match=f"{name} cannot be read"):
+        load_backbone(f"{SHIPPED}@{tmp_path / name}")
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    save_file({"conv.weight": torch.zeros(2)}, tmp_path / "cnn.safetensors")
+    with pytest.raises(InputError, match="does not look like a timm ViT"):
+        load_backbone(str(tmp_path / "cnn.safetensors"))
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(InputError, match="holds no table of tensors"):
+        load_backbone(f"{SHIPPED}@{tmp_path / 'list.pth'}")
+
+
+def test_shipped_features_tell_pictures_apart() -> None:
+    """The weights are the trained ones: noise of two kinds lands in different places."""
+    rng = np.random.default_rng(0)
+    fine = torch.from_numpy(rng.normal(size=(8, 3, 32, 32))).float()
+    coarse = torch.nn.functional.interpolate(fine[:, :, :4, :4], 32)
+    with torch.no_grad():
+        a, b = (load_backbone(SHIPPED).vit(x) for x in (fine, coarse))
+    within = torch.cdist(a, a).mean() + torch.cdist(b, b).mean()
+    assert torch.cdist(a, b).mean() > within / 2

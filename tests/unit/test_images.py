@@ -1,0 +1,106 @@
+"""From whatever the user has to uint8 (N, H, W, 3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from morecl.images import as_array, square, to_side
+from morecl.nn.backbone import InputSpec
+
+SPEC = InputSpec(size=8, resize=10)
+RNG = np.random.default_rng(0)
+COLOUR = RNG.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
+
+
+def test_arrays_are_taken_as_they_are() -> None:
+    assert as_array(COLOUR, SPEC) is COLOUR
+    assert np.array_equal(as_array(torch.from_numpy(COLOUR), SPEC), COLOUR)
+
+
+def test_grey_is_repeated() -> None:
+    grey = COLOUR[..., 0]
+    expected = np.stack([grey] * 3, -1)
+    assert np.array_equal(as_array(grey, SPEC), expected)
+    assert np.array_equal(as_array(grey[..., None], SPEC), expected)
+    assert np.array_equal(as_array(list(grey), SPEC)[..., 0], grey) if grey[0].ndim == 3 else True
+
+
+def test_lists_of_anything(tmp_path: Path) -> None:
+    Image.fromarray(COLOUR[0]).save(tmp_path / "0.png")
+    mixed: list[Any] = [tmp_path / "0.png", Image.fromarray(COLOUR[1]), torch.from_numpy(COLOUR[2])]
+    assert np.array_equal(as_array(mixed, SPEC), COLOUR)
+    assert np.array_equal(as_array(tuple(str(p) for p in mixed[:1]), SPEC), COLOUR[:1])
+    assert as_array([], SPEC).shape == (0, 10, 10, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK", "LA"])
+def test_every_kind_of_picture_becomes_colour(mode: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(COLOUR[0]).convert(mode)
+    array = as_array([picture], SPEC)
+    assert array.shape == (1, 6, 5, 3) and array.dtype == np.uint8
+    assert np.array_equal(array[0], np.asarray(picture.convert("RGB")))
+
+
+def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    Image.fromarray(COLOUR[0]).save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(as_array([tmp_path / "turned.png"], SPEC)[0], np.rot90(COLOUR[0], -1))
+
+
+def test_sizes_that_differ_are_brought_to_one() -> None:
+    sides = [(6, 5), (30, 20), (10, 10), (7, 40)]
+    pictures = [Image.fromarray(RNG.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in sides]
+    array = as_array(pictures, SPEC)
+    assert array.shape == (4, 10, 10, 3)
+    for picture, row in zip(pictures, array, strict=True):
+        assert np.array_equal(square(picture, 10), row)
+    assert np.array_equal(array[2], np.asarray(pictures[2]))
+
+
+def test_square_keeps_the_middle() -> None:
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 200
+    assert (square(Image.fromarray(wide), 10) == 200).all()
+    assert (square(Image.fromarray(wide.transpose(1, 0, 2)), 10) == 200).all()
+    assert to_side(COLOUR, 10).shape == (3, 10, 10, 3)
+    same = RNG.integers(0, 256, (2, 10, 10, 3), dtype=np.uint8)
+    assert to_side(same, 10) is same
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (COLOUR.astype(np.float32) / 255, TypeError, "uint8, got float32.*0..255"),
+        (np.full((2, 4, 4), np.nan), ValueError, "NaN"),
+        (COLOUR.astype(bool), TypeError, "uint8"),
+        (COLOUR.transpose(0, 3, 1, 2), ValueError, "channels last"),
+        (COLOUR[0, 0], ValueError, r"\(N, H, W\)"),
+        (COLOUR[:, :, :0], ValueError, "empty side"),
+        (["no-such-file.png"], ValueError, "image 0: no-such-file.png does not exist"),
+        ([COLOUR[0], 3.5], TypeError, "image 1 is a float"),
+        ([COLOUR[0], COLOUR[0].astype(float)], TypeError, "image 1 must be uint8"),
+        (Image.fromarray(COLOUR[0]), TypeError, "list of PIL images"),
+        ("a.png", TypeError, "got str"),
+        (7, TypeError, "got int"),
+    ],
+)
+def test_what_cannot_be_used(images: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        as_array(images, SPEC)
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    good = tmp_path / "good.png"
+    Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(good)
+    (tmp_path / "half.png").write_bytes(good.read_bytes()[:4000])
+    for name in ("text.png", "half.png"):
+        with pytest.raises(ValueError, match=f"image 1: .*{name} cannot be read"):
+            as_array([good, tmp_path / name], SPEC)
