@@ -106,28 +106,31 @@ def test_s_of_tiny_tasks_ends_almost_hard(batches: int, cycle: int, epochs: int)
 
 
 def test_accumulated_masks() -> None:
-    tasks = [np.concatenate(random_masks(seed)) for seed in range(3)]
-    expected = np.zeros(len(tasks[0]))
-    assert np.array_equal(hat.accumulated([], len(expected)).numpy(), expected)
+    rng = np.random.default_rng(0)
+    tasks = [rng.integers(0, 2, (ADAPTERS, K + D)).astype(np.float64) for _ in range(3)]
+    expected = np.zeros((ADAPTERS, K + D))
+    like = torch.from_numpy(expected)
+    assert np.array_equal(hat.accumulated([], like).numpy(), expected)
     for k, mask in enumerate(tasks):
-        expected = np.array([max(old, new) for old, new in zip(expected, mask, strict=True)])
-        now = hat.accumulated([torch.from_numpy(m) for m in tasks[: k + 1]], len(expected))
+        for i in range(ADAPTERS):
+            expected[i] = [max(old, new) for old, new in zip(expected[i], mask[i], strict=True)]
+        now = hat.accumulated([torch.from_numpy(m) for m in tasks[: k + 1]], like)
         assert np.array_equal(now.numpy(), expected)
 
 
 def test_protection() -> None:
     rng = np.random.default_rng(0)
-    m1, m2 = rng.uniform(0, 1, K), rng.uniform(0, 1, D)
-    guard = hat.protection(torch.from_numpy(m1), torch.from_numpy(m2))
-    assert guard.keys() == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
-    fc1 = guard["fc1.weight"].expand(K, D).numpy()
-    for i in range(K):
-        assert np.allclose(fc1[i], 1 - m1[i], rtol=RTOL)  # the layer before has no mask: it counts as 1
-        assert guard["fc1.bias"][i] == pytest.approx(1 - m1[i])
-    for i in range(D):
-        for j in range(K):
-            assert guard["fc2.weight"][i, j] == pytest.approx(1 - min(m2[i], m1[j]), rel=RTOL)
-        assert guard["fc2.bias"][i] == pytest.approx(1 - m2[i])
+    m1, m2 = rng.uniform(0, 1, (ADAPTERS, K)), rng.uniform(0, 1, (ADAPTERS, D))
+    guards = hat.protection(torch.from_numpy(m1), torch.from_numpy(m2))
+    shapes = [(ADAPTERS, K, D), (ADAPTERS, K), (ADAPTERS, D, K), (ADAPTERS, D)]
+    w1, b1, w2, b2 = (guard.expand(shape).numpy() for guard, shape in zip(guards, shapes, strict=True))
+    for a in range(ADAPTERS):
+        for k in range(K):
+            assert np.allclose(w1[a, k], 1 - m1[a, k], rtol=RTOL)  # the layer before has no mask: it counts as 1
+            assert b1[a, k] == pytest.approx(1 - m1[a, k])
+            for d in range(D):
+                assert w2[a, d, k] == pytest.approx(1 - min(m2[a, d], m1[a, k]), rel=RTOL)
+        assert np.allclose(b2[a], 1 - m2[a], rtol=RTOL)
 
 
 def test_protected_update_with_momentum() -> None:

@@ -71,7 +71,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
             return (Path(tmp_path / "exploded").touch, ())
 
     torch.save({"model": Bomb()}, tmp_path / "bomb.pth")
-    with pytest.raises(InputError, match="bomb.pth cannot be read"):
+    with pytest.raises(InputError, match=r"bomb\.pth cannot be read"):
         load_backbone(f"{SHIPPED}@{tmp_path / 'bomb.pth'}")
     assert not (tmp_path / "exploded").exists()
 

@@ -34,7 +34,8 @@ def test_trains_on_everything_seen_starting_from_the_pretrained_state(monkeypatc
     for start in starts:
         assert all(torch.equal(start[key], value) for key, value in fresh.items())
     assert starts[1]["head.weight"].shape[0] == 4 and not starts[1]["head.bias"].any()
-    assert not torch.equal(learner.model.state_dict()["adapters.0.fc2.weight"], fresh["adapters.0.fc2.weight"])
+    learned = learner.model.state_dict()
+    assert any(not torch.equal(learned[key], value) for key, value in fresh.items() if key.startswith("adapters"))
 
 
 def test_starts_anew_whatever_was_learned_before() -> None:

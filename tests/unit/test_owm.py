@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 import tiny
 from morecl.methods.owm import Owm, Projector
-from morecl.nn.adapter import Adapter
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -20,23 +17,23 @@ def with_one(x: Tensor) -> Tensor:
 
 def test_projector_is_the_regularised_inverse() -> None:
     first, second = random(3, 6), random(2, 6, seed=1)
-    projector = Projector(6)
-    projector.store(first, alpha=0.5)
-    projector.store(second, alpha=0.1)
+    projector = Projector(1, 6)
+    projector.store(first[None], alpha=0.5)
+    projector.store(second[None], alpha=0.1)
     X, Y = with_one(first), with_one(second)
     expected = torch.linalg.inv(torch.eye(7, dtype=X.dtype) + X.mT @ X / 0.5 + Y.mT @ Y / 0.1)
-    assert torch.allclose(projector.P, expected, atol=1e-12)
+    assert torch.allclose(projector.P[0], expected, atol=1e-12)
 
 
 def test_inputs_stored_together_are_rank_one_steps_in_turn() -> None:
     inputs = random(4, 5)
-    together, alone = Projector(5), Projector(5)
-    together.store(inputs, alpha=0.2)
-    P = alone.P
+    together = Projector(1, 5)
+    together.store(inputs[None], alpha=0.2)
+    P = torch.eye(6, dtype=inputs.dtype)
     for x in with_one(inputs):  # k = P x / (alpha + x P x); P <- P - k x P
         k = P @ x / (0.2 + x @ P @ x)
         P = P - torch.outer(k, x @ P)
-    assert torch.allclose(together.P, P, atol=1e-12)
+    assert torch.allclose(together.P[0], P, atol=1e-12)
 
 
 def step_changes(projector: Projector | None, stored: Tensor, fresh: Tensor) -> tuple[float, float]:
@@ -44,8 +41,9 @@ def step_changes(projector: Projector | None, stored: Tensor, fresh: Tensor) -> 
     layer = nn.Linear(8, 3).double()
     old, new = layer(stored).detach(), layer(fresh).detach()
     layer(fresh).square().sum().backward()
+    assert layer.weight.grad is not None and layer.bias.grad is not None
     if projector:
-        projector.project(layer)
+        projector.project(layer.weight.grad[None], layer.bias.grad[None])
     with torch.no_grad():
         for p in layer.parameters():
             assert p.grad is not None
@@ -55,8 +53,8 @@ def step_changes(projector: Projector | None, stored: Tensor, fresh: Tensor) -> 
 
 def test_a_step_keeps_the_outputs_on_stored_inputs() -> None:
     stored, fresh = random(4, 8), random(4, 8, seed=1)
-    projector = Projector(8)
-    projector.store(stored, alpha=1e-6)
+    projector = Projector(1, 8)
+    projector.store(stored[None], alpha=1e-6)
     torch.manual_seed(0)
     free, _ = step_changes(None, stored, fresh)
     kept, learned = step_changes(projector, stored, fresh)
@@ -75,15 +73,9 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     one.learn_task(images, labels)
     tokens = one.prepare(images)
     mean = one.embed(tokens, "").mean(0)  # the only input of the head that was stored: 16 images, one batch
-    block, adapter = one.network.vit.blocks[0], cast(Adapter, one.network.adapters[0])
-    with torch.no_grad():  # the first adapter's input does not depend on any adapter
-        norm = one.norms.of("blocks.0")
-        h = block.attn(
-            nn.functional.layer_norm(tokens.range(0, 16), (192,), norm["norm1.weight"], norm["norm1.bias"], 1e-6)
-        )
-    position = h.mean(0)[1]
+    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0, 1]  # behind the first attention: no adapter before it
     weight, bias = one.head.weight.detach().clone(), one.head.bias.detach().clone()
-    fc1 = [p.detach().clone() for p in adapter.fc1.parameters()]
+    w1, b1 = one.adapters.w1.detach()[0].clone(), one.adapters.b1.detach()[0].clone()
     norms = [p.detach().clone() for p in one.norms.parameters()]
 
     one.learn_task(*tiny.task([2, 3], ["c", "d"], 8))
@@ -91,7 +83,7 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     moved, shift = one.head.weight.detach()[:2] - weight, one.head.bias.detach()[:2] - bias
     assert moved.norm() > 1e-2  # it did learn
     assert (moved @ mean + shift).abs().max() < 1e-3 * moved.norm() * mean.norm()
-    moved, shift = adapter.fc1.weight.detach() - fc1[0], adapter.fc1.bias.detach() - fc1[1]
+    moved, shift = one.adapters.w1.detach()[0] - w1, one.adapters.b1.detach()[0] - b1
     assert moved.norm() > 1e-4
     assert (moved @ position + shift).abs().max() < 1e-3 * moved.norm() * position.norm()
 
@@ -101,6 +93,34 @@ def test_the_first_task_is_learned_freely() -> None:
     norms = [p.detach().clone() for p in one.norms.parameters()]
     one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
     assert any(not torch.equal(a, b) for a, b in zip(norms, one.norms.parameters(), strict=True))
-    assert len(one.projectors) == 2 * len(one.network.adapters) + 1
-    assert all(not torch.equal(p.P, torch.eye(len(p.P), dtype=p.P.dtype)) for p in one.projectors)
+    assert {name: tuple(p.P.shape) for name, p in one.projectors.items()} == {
+        "fc1": (12, 193, 193),
+        "fc2": (12, 5, 5),
+        "head": (1, 193, 193),
+    }
+    assert all((p.P.diagonal(dim1=1, dim2=2) < 1).any(1).all() for p in one.projectors.values())
     assert len(one.memory) == 0
+
+
+def test_mean_inputs_are_those_the_layers_see() -> None:
+    """A layer's projector works only if what is stored is what the layer multiplies with."""
+    one = learner()
+    one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
+    with torch.no_grad():
+        one.adapters.w2.copy_(random(*one.adapters.w2.shape) / 2)  # so that every layer has a say
+    x = one.prepare(tiny.task([0, 1], ["a", "b"], 1)[0]).range(0, 1)  # one image: its inputs are the means
+    means = one._mean_inputs(x)
+    before = one._features(x).detach()
+    assert torch.allclose(means["head"][0], before, atol=1e-6)
+    for name, weight in (("fc1", one.adapters.w1), ("fc2", one.adapters.w2)):
+        for place in (0, 5, 11):
+            # a change of the weight at right angles to all of the layer's inputs changes nothing
+            X = means[name][place].double()  # (L, in)
+            change = random(weight.shape[1], weight.shape[2], seed=place)
+            free = change - change @ torch.linalg.pinv(X) @ X
+            for delta, same in ((free, True), (change, False)):
+                with torch.no_grad():
+                    weight[place] += delta.float()
+                    close = torch.allclose(one._features(x), before, atol=1e-3)
+                    weight[place] -= delta.float()
+                assert close == same, (name, place)

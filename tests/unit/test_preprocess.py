@@ -1,8 +1,8 @@
 """The data path equals timm's evaluation transform, which works on PIL images one at a time.
 
-Tolerance: PIL rounds to 8 bits after its horizontal pass and again after its vertical one, this code once. So a value
-may differ by one grey level where rounding falls the other way; at the edges of hard contrast (random noise is the
-worst there is) by two. At least 90 % of the values are equal, 99.9 % within one level, all within two.
+Tolerance: both resize in two passes, rounded to 8 bits after each; PIL's weights are fixed-point numbers, so a value
+that lies on the edge between two grey levels may fall the other way. At least 99 % of the values are equal, 99.9 %
+within one level, all within two, even for noise, the hardest picture there is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_equals_timms_transform(height: int, width: int, size: int, crop: float,
     got = grey_levels(Preprocess(spec, torch.device("cpu"))(torch.from_numpy(picture)[None])[0], spec)
     assert got.shape == expected.shape == (3, size, size)
     difference = np.abs(got - expected).round(3)
-    assert (difference == 0).mean() >= 0.9
+    assert (difference == 0).mean() >= 0.99
     assert (difference <= 1).mean() >= 0.999
     assert difference.max() <= 2
 

@@ -335,35 +335,40 @@ def test_a_failing_run_takes_no_other_with_it(tmp_path: Path, scripts: dict[str,
     good = (tmp_path / "before" / RESULT).read_text()
     scripts["crash"] = "import sys; print('some words'); sys.exit('error: no [such] data')"
     scripts["killed"] = "import os; os.kill(os.getpid(), 9)"
+    scripts["silent"] = "import sys; sys.exit(3)"
     scripts["nothing"] = "pass"
     scripts["good"] = (
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); folder.mkdir(); "
         f"(folder / {RESULT!r}).write_text({good!r})"
     )
-    (tmp_path / "crash.log").write_text("the log of an earlier attempt\n")
+    for name in ("crash", "silent"):
+        (tmp_path / f"{name}.log").write_text("the log of an earlier attempt\n")
     console = quiet()
-    outcomes = run_suite.run_suite(runs_in(tmp_path, "crash", "before", "killed", "nothing", "good"), console, jobs=2)
+    runs = runs_in(tmp_path, "crash", "before", "killed", "silent", "nothing", "good")
+    outcomes = run_suite.run_suite(runs, console, jobs=2)
     assert [(o.run.title, o.status) for o in outcomes] == [
         ("crash", "failed"),
         ("before", "skipped"),
         ("killed", "failed"),
+        ("silent", "failed"),
         ("nothing", "failed"),
         ("good", "finished"),
     ]
     assert outcomes[0].reason == f"error: no [such] data (see {tmp_path / 'crash.log'})"
     assert outcomes[2].reason.startswith("killed by SIGKILL")
-    assert RESULT in outcomes[3].reason
+    assert outcomes[3].reason.startswith("exit code 3")
+    assert RESULT in outcomes[4].reason
     assert (tmp_path / "crash.log").read_text().startswith("the log of an earlier attempt\nsome words\n")
-    assert "5 runs, 1 finished before, 4 to do, 2 at once" in printed(console)
+    assert "6 runs, 1 finished before, 5 to do, 2 at once" in printed(console)
 
     table = quiet()
     run_suite.show(outcomes, table)
     lines = printed(table).splitlines()
     aca = make_record("ncm", "digits-5t").metrics.aca
     assert any("good" in line and "finished" in line and f"{aca:.2f}" in line for line in lines)
-    assert sum("FAILED" in line for line in lines) == 3
+    assert sum("FAILED" in line for line in lines) == 4
     assert "crash: error: no [such] data" in printed(table)
-    assert "3 of 5 runs failed; the same command tries them again" in printed(table)
+    assert "4 of 6 runs failed; the same command tries them again" in printed(table)
 
 
 def test_jobs_run_at_once_with_their_share_of_the_cores(

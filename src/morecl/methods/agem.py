@@ -67,8 +67,8 @@ class Agem(SingleHeadLearner):
             replay_columns = replay_columns.to(self.device)
             steps = config.epochs * -(-len(tokens) // config.batch_size)
             draw = generator(config.seed, "reference", task.index)
-            drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
-            references = iter(drawn.split(config.memory_batch_size))
+            size = min(config.memory_batch_size, len(replay))
+            references = iter(repeated_shuffles(len(replay), steps * size, draw).to(self.device).split(size))
             parameters = list(self.model.parameters())
 
             def project_gradient() -> None:

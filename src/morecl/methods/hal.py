@@ -46,7 +46,7 @@ from morecl.training import Batch, fit, repeated_shuffles, shuffled_batches
 
 
 class HalConfig(TrainingConfig):
-    """lambda, gamma, the number of ascent steps and of fine-tuning epochs are those of the authors and of Mammoth."""
+    """lambda, gamma, the number of ascent steps and of fine-tuning epochs are those of Mammoth's implementation."""
 
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
     memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")

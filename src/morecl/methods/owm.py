@@ -35,13 +35,10 @@ from torch.nn import functional as F
 from morecl.config import TrainingConfig
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
-from morecl.nn.heads import GrowingHead
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import ProtectedSGD, shuffled_batches
-
-Layer = nn.Linear | GrowingHead
 
 
 class OwmConfig(TrainingConfig):
@@ -50,7 +47,7 @@ class OwmConfig(TrainingConfig):
 
 
 class Projector(nn.Module):
-    """P (D + 1, D + 1), float64, of a layer with D inputs; the last coordinate is the constant 1 of the bias."""
+    """P (A, D + 1, D + 1), float64, of A layers with D inputs; the last coordinate is the constant 1 of the bias."""
 
     P: Tensor
 

@@ -1,0 +1,119 @@
+"""Settings: defaults, checks, messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from morecl.config import parse_assignments, resolve_device, resolve_precision
+from morecl.errors import InputError, unknown_name
+from morecl.methods import METHODS, create
+from morecl.methods.more import MoreConfig
+
+
+def test_defaults_are_the_papers() -> None:
+    expected = {
+        "epochs": 20,
+        "lr": 0.005,
+        "momentum": 0.9,
+        "batch_size": 64,
+        "memory_batch_size": 64,
+        "bottleneck": 64,
+        "memory_size": 200,
+        "temperature": 2,
+        "c": 20,
+        "s_max": 500,
+        "lamb": 0.75,
+        "coefficient": True,
+        "back_update": True,
+        "back_update_epochs": 10,
+        "back_update_lr": 0.01,
+        "back_update_batch_size": 16,
+        "seed": 0,
+        "device": "auto",
+        "backbone": "vit_mini_patch4_32",
+    }
+    config = MoreConfig.parse({}).model_dump()
+    assert {key: config[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_default_is_valid_and_survives_json(method: str) -> None:
+    cls = METHODS[method].Config
+    config = cls.parse({})
+    assert cls.parse(config.model_dump(mode="json")) == config
+    with pytest.raises(ValidationError):
+        config.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        ({"memorysize": 3}, "did you mean 'memory_size'"),
+        ({"xyz": 3}, "unknown setting 'xyz'.*Known: .*epochs"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"epochs": "many"}, "epochs='many'"),
+        ({"lr": -1}, "lr=-1"),
+        ({"lr": float("nan")}, "lr=nan"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"memory_size": -1}, "memory_size=-1"),
+        ({"coefficient": "perhaps"}, "coefficient='perhaps'"),
+        ({"precision": "fp8"}, "precision='fp8'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"lr": 0, "epochs": 0}, "lr=0.*epochs=0|epochs=0.*lr=0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        create("more", **settings)
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(InputError, match=r"unknown method 'mroe'; did you mean 'more'\?"):
+        create("mroe")
+
+
+def test_unknown_name_without_a_near_one() -> None:
+    assert str(unknown_name("colour", "qqq", ["red", "blue"])) == "unknown colour 'qqq'. Known: blue, red."
+
+
+def test_assignments() -> None:
+    given = [
+        "epochs=5",
+        "lr=1e-3",
+        "coefficient=False",
+        "back_update=true",
+        "backbone=a=b",
+        "image_size=null",
+        "c = 3",
+    ]
+    assert parse_assignments(given) == {
+        "epochs": 5,
+        "lr": 1e-3,
+        "coefficient": False,
+        "back_update": True,
+        "backbone": "a=b",
+        "image_size": None,
+        "c": 3,
+    }
+
+
+@pytest.mark.parametrize("text", ["epochs", "=5", ""])
+def test_assignments_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="key=value"):
+        parse_assignments([text])
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type in ("cpu", "cuda")
+    for name in ("gpu", "cuda:99", "tpu:0"):
+        with pytest.raises(InputError, match=f"device '{name}' cannot be used"):
+            resolve_device(name)
+    assert resolve_precision("auto", torch.device("cpu")) == torch.float32
+    assert resolve_precision("bf16", torch.device("cpu")) == torch.bfloat16

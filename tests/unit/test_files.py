@@ -1,0 +1,102 @@
+"""Files and folders appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from morecl.files import atomic_folder, atomic_path, write_json, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_and_json(tmp_path: Path) -> None:
+    write_text(tmp_path / "deep" / "er" / "a.txt", "ünïcode")
+    assert (tmp_path / "deep" / "er" / "a.txt").read_text(encoding="utf-8") == "ünïcode"
+    write_json(tmp_path / "a.json", {"x": [1, None]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": [1, None]}
+    write_json(tmp_path / "a.json", 2)
+    assert (tmp_path / "a.json").read_text() == "2\n"
+    assert names(tmp_path) == ["a.json", "deep"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": object()}])
+def test_what_is_not_json_leaves_the_old_file(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises((ValueError, TypeError)):
+        write_json(tmp_path / "a.json", value)
+    assert (tmp_path / "a.json").read_text() == "1\n"
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_file_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), atomic_path(tmp_path / "new.bin") as path:
+        path.write_bytes(b"half")
+        raise error
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_folder_leaves_the_old_one(tmp_path: Path, error: type[BaseException]) -> None:
+    with atomic_folder(tmp_path / "f") as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(error), atomic_folder(tmp_path / "f") as folder:
+        (folder / "a").write_text("new")
+        raise error
+    assert names(tmp_path) == ["f"]
+    assert (tmp_path / "f" / "a").read_text() == "old"
+
+
+def test_a_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    for content in ("one", "two"):
+        with atomic_folder(tmp_path / "f") as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / content).write_text(content)
+    assert names(tmp_path) == ["f"]
+    assert names(tmp_path / "f" / "sub") == ["two"]
+
+
+def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "f") as folder:
+        (folder / "a").write_text("x")
+        assert not (tmp_path / "f").exists()
+    with atomic_path(tmp_path / "g") as path:
+        path.write_text("x")
+        assert not (tmp_path / "g").exists()
+
+
+def test_a_failed_exchange_keeps_one_complete_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rename to the final name fails: what was there before is still whole, under one of two names."""
+    with atomic_folder(tmp_path / "f") as folder:
+        (folder / "a").write_text("old")
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if Path(target) == tmp_path / "f":
+            raise OSError("disk gone")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="disk gone"), atomic_folder(tmp_path / "f") as folder:
+        (folder / "a").write_text("new")
+    whole = [path for path in (tmp_path / "f", tmp_path / ".f.old") if path.exists()]
+    assert [(path / "a").read_text() for path in whole] == ["old"]
+    assert len(names(tmp_path)) == 1
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "x")
+        with atomic_folder(tmp_path / "f"):
+            pass
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+        assert (tmp_path / "f").stat().st_mode & 0o777 == 0o750
+    finally:
+        os.umask(before)

@@ -1,0 +1,93 @@
+"""Covariances that cannot be inverted, and the edges of the coefficient."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from morecl import gaussian
+from morecl.gaussian import Gaussians
+
+
+def sample(n: int, dim: int, classes: int = 1, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    scale = np.linspace(0.5, 2, dim)
+    return torch.from_numpy(rng.normal(size=(n, dim)) * scale).float(), torch.arange(n) % classes
+
+
+def test_plenty_of_samples_give_the_plain_inverse() -> None:
+    g = gaussian.estimate(*sample(200, 6), 1)
+    torch.testing.assert_close(gaussian.precision(g) @ g.covariance, torch.eye(6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [2, 5, 11, 12])
+def test_fewer_samples_than_dimensions(n: int) -> None:
+    g = gaussian.estimate(*sample(n, 12), 1)
+    P = gaussian.precision(g)
+    eigenvalues = torch.linalg.eigvalsh(P)
+    assert torch.isfinite(P).all() and eigenvalues.min() > 0
+    assert eigenvalues.max() / eigenvalues.min() < 1e6
+    assert gaussian.coefficient(sample(50, 12, seed=1)[0], g.means, P, 20.0).isfinite().all()
+
+
+def test_shrinkage_keeps_the_trace() -> None:
+    g = gaussian.estimate(*sample(5, 12), 1)
+    shrunk = torch.linalg.inv(gaussian.precision(g))
+    assert float(torch.trace(shrunk)) == pytest.approx(float(torch.trace(g.covariance)))
+
+
+def test_constant_features_are_no_obstacle() -> None:
+    """Many samples, but a dimension that never varies: singular all the same."""
+    features, targets = sample(100, 5)
+    features[:, 2] = 7.0
+    P = gaussian.precision(gaussian.estimate(features, targets, 1))
+    assert torch.isfinite(P).all() and torch.linalg.eigvalsh(P).min() > 0
+
+
+def test_one_image_a_class_counts_as_euclidean() -> None:
+    features, targets = sample(3, 4, classes=3)
+    g = gaussian.estimate(features, targets, 3)
+    assert torch.equal(gaussian.precision(g), torch.eye(4, dtype=torch.float64))
+    x = sample(5, 4, seed=1)[0]
+    expected = torch.cdist(x.double(), features.double())
+    torch.testing.assert_close(gaussian.mahalanobis(x, g.means, gaussian.precision(g)), expected)
+
+
+def test_an_image_on_a_mean_has_a_finite_coefficient() -> None:
+    g = Gaussians(torch.zeros(1, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64), 100)
+    assert float(gaussian.coefficient(torch.zeros(1, 3), g.means, torch.eye(3).double(), 20.0)) == pytest.approx(2e7)
+
+
+def test_small_distances_far_from_the_origin_are_exact() -> None:
+    """An expanded square would lose them to rounding: 1e-4 at 1e6 is below the seventh digit of 1e12."""
+    means = torch.full((1, 3), 1e6, dtype=torch.float64)
+    x = means + torch.tensor([[1e-4, 0, 0]], dtype=torch.float64)
+    assert float(gaussian.mahalanobis(x, means, torch.eye(3).double())) == pytest.approx(1e-4, rel=1e-5)
+
+
+@given(st.integers(1, 4), st.integers(0, 1000))
+def test_distance_is_symmetric_and_unmoved_by_a_shift(classes: int, seed: int) -> None:
+    features, targets = sample(40, 5, classes, seed)
+    g = gaussian.estimate(features, targets, classes)
+    P = gaussian.precision(g)
+    d = gaussian.mahalanobis(g.means, g.means, P)
+    torch.testing.assert_close(d, d.T)
+    assert d.diagonal().max() == 0
+    shifted = gaussian.estimate(features.double() + 3.0, targets, classes)
+    torch.testing.assert_close(shifted.covariance, g.covariance)
+    moved = gaussian.mahalanobis(features.double() + 3.0, shifted.means, P)
+    torch.testing.assert_close(moved, gaussian.mahalanobis(features, g.means, P))
+
+
+def test_order_of_samples_does_not_matter() -> None:
+    features, targets = sample(30, 5, classes=3)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    one, other = gaussian.estimate(features, targets, 3), gaussian.estimate(features[order], targets[order], 3)
+    torch.testing.assert_close(one.means, other.means)
+    torch.testing.assert_close(one.covariance, other.covariance)
+    assert math.isclose(one.samples, other.samples)

@@ -1,0 +1,68 @@
+"""The record of a run: written, read, checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from morecl.errors import InputError
+from morecl.records import read_record, write_record
+from synthetic import make_record
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    record = make_record(seed=3)
+    write_record(tmp_path / "result.json", record)
+    assert read_record(tmp_path / "result.json") == record
+    value = json.loads((tmp_path / "result.json").read_text())
+    assert value["schema"] == "morecl.result/1"
+    assert value["accuracy_matrix"][0][1:] == [None] * 4
+    assert len(value["auc_per_step"]) == 4
+
+
+def test_a_record_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        make_record().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "morecl.result/2"}, "schema"),
+        ({"surprise": 1}, "surprise"),
+        ({"seed": "one"}, "seed"),
+        ({"metrics": None}, "metrics"),
+        ({"accuracy_matrix": [["x"]]}, r"accuracy_matrix\.0\.0"),
+    ],
+)
+def test_what_is_no_record_says_where(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "result.json"
+    write_record(path, make_record())
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=f"result.json is not a morecl record: {message}"):
+        read_record(path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_record(path, make_record())
+    value = json.loads(path.read_text())
+    del value["metrics"]["aca"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"metrics\.aca: Field required"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "morecl.result/1"'])
+def test_broken_files(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "result.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"result\.json"):
+        read_record(tmp_path / "result.json")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the record"):
+        read_record(tmp_path / "result.json")

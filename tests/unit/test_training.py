@@ -1,0 +1,138 @@
+"""The only epoch loop, its batches, and the optimiser with protected weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from morecl.errors import DivergedError
+from morecl.progress import EpochDone, silent
+from morecl.training import Batch, ProtectedSGD, fit, repeated_shuffles, shuffled_batches
+
+
+def parameter(*values: float) -> torch.Tensor:
+    return torch.tensor(values, requires_grad=True)
+
+
+def test_without_gates_it_is_torchs_sgd() -> None:
+    ours, theirs = parameter(1.0, -2.0, 3.0), parameter(1.0, -2.0, 3.0)
+    one, other = ProtectedSGD([ours], 0.1, 0.9), torch.optim.SGD([theirs], 0.1, 0.9)
+    for step in range(6):
+        for p in (ours, theirs):
+            p.grad = torch.sin(p.detach() + step)
+        one.step(), other.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_closed_gate_holds_against_momentum() -> None:
+    """Momentum first built up with an open gate's gradients; masking gradients alone would go on moving."""
+    p, free = parameter(1.0, 2.0, 0.3), parameter(1.0)
+    before = p.detach().clone()
+    optimizer = ProtectedSGD([p, free], lr=0.1, momentum=0.9, gates=[torch.tensor([0.0, 1.0, 0.0])])
+    free.grad = torch.ones(1)
+    for _ in range(3):
+        p.grad = torch.full((3,), 7.0)
+        optimizer.step()
+    for _ in range(3):  # gradients are gone, momentum is not
+        p.grad = torch.zeros(3)
+        optimizer.step()
+    assert torch.equal(p.detach()[[0, 2]], before[[0, 2]])
+    assert p.detach()[1] < before[1] - 0.1 * 7 * 5
+
+
+def test_gates_are_broadcast_and_every_parameter_may_have_one() -> None:
+    p = torch.ones(2, 3, requires_grad=True)
+    optimizer = ProtectedSGD([p], lr=1.0, momentum=0.0, gates=[torch.tensor([[0.0], [1.0]])])
+    p.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert p.tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_a_parameter_without_gradient_is_an_error() -> None:
+    p, q = parameter(1.0), parameter(1.0)
+    optimizer = ProtectedSGD([p, q], 0.1, 0.9)
+    p.grad = torch.ones(1)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        optimizer.step()
+
+
+def run(loss: Any, epochs: int = 2, **hooks: Any) -> tuple[torch.Tensor, list[EpochDone]]:
+    p, events = parameter(2.0), []
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        return ((torch.tensor(float(x)),) for x in (epoch, epoch + 1))
+
+    fit(
+        lambda x: loss(p, x),
+        batches,
+        ProtectedSGD([p], lr=0.1, momentum=0.0),
+        epochs=epochs,
+        task=4,
+        images=10,
+        listener=hooks.pop("listener", events.append),
+        **hooks,
+    )
+    return p.detach(), events
+
+
+def test_fit_minimises_and_reports() -> None:
+    p, events = run(lambda p, x: (p * x).sum())
+    assert float(p) == pytest.approx(2.0 - 0.1 * (0 + 1) - 0.1 * (1 + 2))
+    assert [(e.task, e.epoch, e.epochs) for e in events] == [(4, 1, 2), (4, 2, 2)]
+    # epoch 1: p = 2 at x = 0 and at x = 1; epoch 2: p = 1.9 at x = 1, 1.8 at x = 2
+    assert [e.loss for e in events] == pytest.approx([(0 + 2.0) / 2, (1.9 + 3.6) / 2])
+    assert all(e.images_per_second > 0 for e in events)
+
+
+def test_hooks_come_between_backward_and_step_and_after_it() -> None:
+    calls: list[str] = []
+    p = parameter(1.0)
+
+    def after_backward() -> None:
+        assert p.grad is not None and float(p.grad) == 3.0
+        p.grad.zero_()
+        calls.append("backward")
+
+    fit(
+        lambda x: (p * x).sum(),
+        lambda epoch: iter([(torch.tensor(3.0),)]),
+        ProtectedSGD([p], lr=0.1, momentum=0.0),
+        epochs=1,
+        task=0,
+        images=1,
+        listener=silent,
+        after_backward=after_backward,
+        after_step=lambda: calls.append("step"),
+    )
+    assert calls == ["backward", "step"]
+    assert float(p.detach()) == 1.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_at_the_end_of_its_epoch(value: float) -> None:
+    events: list[EpochDone] = []
+    with pytest.raises(DivergedError, match=r"task 5 is (nan|inf) in epoch 2 of 3.*lr"):
+        run(lambda p, x: (p * (value if x == 2 else x)).sum(), epochs=3, listener=events.append)
+    assert len(events) == 1
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))
+def test_shuffled_batches_cover_all_once(count: int, size: int, seed: int) -> None:
+    parts = shuffled_batches(count, size, torch.Generator().manual_seed(seed))
+    assert sorted(torch.cat(parts).tolist()) == list(range(count))
+    assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert 1 <= len(parts[-1]) <= size
+
+
+@given(st.integers(1, 20), st.integers(1, 70), st.integers(0, 100))
+def test_repeated_shuffles_use_up_all_before_repeating(count: int, length: int, seed: int) -> None:
+    drawn = repeated_shuffles(count, length, torch.Generator().manual_seed(seed))
+    assert len(drawn) == length
+    for start in range(0, length, count):
+        part = drawn[start : start + count].tolist()
+        assert len(set(part)) == len(part) and set(part) <= set(range(count))
