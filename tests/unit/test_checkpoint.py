@@ -205,7 +205,7 @@ def test_what_is_already_there_is_not_harmed(learner: Learner, tmp_path: Path) -
 
 
 def test_other_backbones_travel_with_the_folder(tmp_path: Path) -> None:
-    learner = tiny.create("ncm", backbone="vit_tiny_patch16_224", pretrained=False, image_size=32)
+    learner = tiny.create("ncm", backbone="test_vit", pretrained=False, image_size=32)
     learner.learn_task(*tiny.task([0, 1], ["a", "b"], 2))
     learner.save(tmp_path / "with")
     learner.save(tmp_path / "without", include_backbone=False)

@@ -104,7 +104,7 @@ def test_the_first_task_is_learned_freely() -> None:
 
 def test_mean_inputs_are_those_the_layers_see() -> None:
     """A layer's projector works only if what is stored is what the layer multiplies with."""
-    one = learner()
+    one = learner(bottleneck=16)  # more directions than tokens
     one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
     with torch.no_grad():
         one.adapters.w2.copy_(random(*one.adapters.w2.shape) / 2)  # so that every layer has a say

@@ -1,0 +1,348 @@
+"""``morecl run``, ``resume`` and ``list`` from the command line; runs are real, and small.
+
+Kill -9 is real too: a process of its own kills itself at a chosen point of a chosen task, so that nothing depends on
+how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import morecl
+from morecl import cli
+from morecl.methods import METHODS
+from morecl.methods.more import More
+from morecl.records import read_record
+
+SMALL = ["--train-per-class", "10", "--test-per-class", "5", "--device", "cpu", "--memory-size", "20"]
+for assignment in ("image_size=8", "bottleneck=4", "epochs=2", "batch_size=8", "back_update_epochs=2"):
+    SMALL += ["--set", assignment]
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    monkeypatch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out, err
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs ``morecl ARGUMENTS`` in this process: exit code, stdout, stderr."""
+    return lambda *arguments: invoke(monkeypatch, capsys, *arguments)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """All of the record but times."""
+    value = read_record(folder / "result.json").model_dump()
+    del value["seconds"]
+    return value
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of MORE that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    from morecl.config import parse_assignments
+    from morecl.runner import RunRequest, start
+
+    settings = parse_assignments(SMALL[SMALL.index("--set") + 1 :: 2])
+    request = RunRequest(
+        method="more",
+        benchmark="digits-5t",
+        settings=settings | {"device": "cpu", "memory_size": 20},
+        train_per_class=10,
+        test_per_class=5,
+    )
+    start(request, folder)
+    return folder
+
+
+# ---- a run and its record -----------------------------------------------------------------------------------------
+
+
+def test_run_writes_a_complete_record(call: Call, finished: Path, tmp_path: Path) -> None:
+    code, out, _ = call("run", "digits-5t", *SMALL, "--out", tmp_path / "run")
+    assert code == 0
+    assert [line.count("accuracy on all seen") for line in out.splitlines()].count(1) == 5
+    assert "ACA %" in out and str(tmp_path / "run" / "result.json") in out.replace("\n", "")
+    assert names(tmp_path / "run") == ["model", "result.json", "run.json"]
+    value = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert value["schema"] == "morecl.result/1"
+    assert (value["method"], value["benchmark"], value["seed"]) == ("more", "digits-5t", 0)
+    assert value["class_order"] == list(range(10))
+    assert value["config"]["epochs"] == 2 and value["config"]["lr"] == 0.005
+    assert value["backbone"]["name"] == "vit_mini_patch4_32" and len(value["backbone"]["sha256"]) == 64
+    assert {"morecl", "torch", "timm", "numpy", "python"} <= value["versions"].keys()
+    assert value["device"].startswith("cpu")
+    assert {"aca", "aia", "reduction_rate", "auc", "iauc", "til_accuracy"} <= value["metrics"].keys()
+    assert all(0 <= value["metrics"][key] <= 100 for key in ("aca", "aia", "auc", "iauc", "til_accuracy"))
+    matrix = value["accuracy_matrix"]
+    assert [[entry is not None for entry in row] for row in matrix] == [[j <= i for j in range(5)] for i in range(5)]
+    assert value["metrics"]["aca"] == pytest.approx(np.mean(matrix[4]))  # all tasks have as many test images
+    steps = [np.mean(row[: i + 1]) for i, row in enumerate(matrix)]
+    assert value["metrics"]["aia"] == pytest.approx(np.mean(steps))
+    drops = [matrix[k][k] - matrix[4][k] for k in range(4)]
+    assert value["metrics"]["reduction_rate"] == pytest.approx(np.mean(drops))
+    assert len(value["auc_per_step"]) == 4
+    assert value["metrics"]["iauc"] == pytest.approx(np.mean(value["auc_per_step"]))
+    assert value["metrics"]["auc"] == value["auc_per_step"][-1]
+    assert {"train", "back_update", "evaluate", "total"} <= value["seconds"].keys()
+    parts = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
+    assert value["entries"]["total"] == sum(value["entries"][part] for part in parts)
+    # the same command in another folder, the same numbers
+    assert measured(tmp_path / "run") == measured(finished)
+
+
+def test_the_model_of_a_run_can_be_used(finished: Path) -> None:
+    learner = morecl.load(finished / "model")
+    record = read_record(finished / "result.json")
+    from morecl.data import build_stream, load_recipe
+
+    stream = build_stream(load_recipe("digits-5t"), train_per_class=10, test_per_class=5)
+    predicted = learner.predict(stream.dataset.x_test).labels
+    assert 100 * np.mean(np.array(predicted) == stream.dataset.y_test) == pytest.approx(record.metrics.aca)
+
+
+def test_other_seed_other_numbers_and_other_methods(call: Call, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ncm"
+    small = ["--train-per-class", "5", "--test-per-class", "5", "--set", "image_size=8", "--device", "cpu"]
+    assert call("run", "--method", "ncm", "--seed", 7, *small, "--out", folder)[0] == 0
+    record = read_record(folder / "result.json")
+    assert (record.method, record.benchmark, record.seed) == ("ncm", "digits-5t", 7)  # digits-5t is the default
+    assert record.data.train_images == 50
+    # one more with the same folder: refused, then replaced
+    code, _, err = call("run", "--method", "ncm", *small, "--out", folder)
+    assert code == 2 and "already holds a run" in err and "--overwrite" in err
+    assert read_record(folder / "result.json") == record
+    assert call("run", "--method", "ncm", *small, "--out", folder, "--overwrite")[0] == 0
+    assert read_record(folder / "result.json").seed == 0
+
+
+# ---- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "epoch=3"], "unknown setting 'epoch'; did you mean 'epochs'?"),
+        (["--set", "epochs"], "--set wants key=value"),
+        (["--set", "epochs=0"], "epochs=0"),
+        (["--set", "seed=3"], "--seed"),
+        (["--method", "mroe"], "unknown method 'mroe'; did you mean 'more'?"),
+        (["digit-5t"], "unknown benchmark 'digit-5t'; did you mean 'digits-5t'?"),
+        (["--backbone", "vit_mini_patch4_31"], "unknown backbone 'vit_mini_patch4_31'; did you mean"),
+        (["--backbone", "nowhere/weights.pth"], "nowhere/weights.pth does not exist"),
+        (["--class-order", "9"], "class order"),
+        (["--tasks", "11"], "cannot cut 10 classes into 11 tasks"),
+        (["--validation", "1.5"], "validation"),
+        (["--device", "gpu"], "device 'gpu' cannot be used"),
+        (["--seed", "-1"], "--seed"),
+        (["--train-per-class", "0"], "--train-per-class"),
+    ],
+)
+def test_mistakes_write_nothing(call: Call, tmp_path: Path, arguments: list[str], message: str) -> None:
+    code, _, err = call("run", *arguments, "--out", tmp_path / "run")
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert names(tmp_path) == []
+
+
+def test_places_that_are_not_for_a_run(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, _, err = call("run", *SMALL, "--out", tmp_path / "file")
+    assert code == 2 and "is a file" in err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo.png").write_text("mine")
+    for overwrite in ([], ["--overwrite"]):
+        code, _, err = call("run", *SMALL, "--out", tmp_path / "mine", *overwrite)
+        assert code == 2 and "holds no run" in err
+    assert names(tmp_path) == ["file", "mine"] and names(tmp_path / "mine") == ["photo.png"]
+
+
+def test_resume_says_what_cannot_be_resumed(call: Call, finished: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    code, _, err = call("resume", finished)
+    assert code == 2 and "is finished" in err
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    code, _, err = call("resume", tmp_path / "nowhere")
+    assert code == 2 and "holds no run" in err
+    (tmp_path / "run.json").write_text("{")
+    code, _, err = call("resume", tmp_path)
+    assert code == 2 and "cannot be read" in err
+
+
+def test_divergence_is_no_result(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("run", *SMALL, "--set", "lr=1e30", "--out", tmp_path / "run")
+    assert code == 1
+    assert "stopped:" in err and "training diverged" in err
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+# ---- interruptions ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_says_how_to_go_on(call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = More._learn
+
+    def stopped_in_the_third(self: More, task: Any, listener: Any) -> None:
+        learn(self, task, listener)
+        if task.index == 2:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(More, "_learn", stopped_in_the_third)
+        code, _, err = call("run", *SMALL, "--out", folder)
+    assert code == 130
+    assert f"morecl resume {folder}" in err
+    assert names(folder) == ["checkpoint-2", "run.json"]
+    code, out, _ = call("resume", folder)
+    assert code == 0 and "going on after task 2 of 5" in out
+    assert measured(folder) == measured(finished)
+
+
+# Three runs in one process each, all of which end by kill -9: in an epoch of the first task, in an epoch of the third,
+# and while the third checkpoint is being written.
+KILLED = """
+import os, signal, sys
+import torch
+from morecl import checkpoint, cli
+from morecl.methods import Learner
+from morecl.training import ProtectedSGD
+
+def run(folder, task, step):
+    tasks = steps = 0
+    learn, update, write = Learner.learn_task, ProtectedSGD.step, checkpoint.write
+
+    def learn_task(self, *args):
+        nonlocal tasks, steps
+        tasks, steps = tasks + 1, 0
+        return learn(self, *args)
+
+    def optimizer_step(self):
+        nonlocal steps
+        steps += 1
+        update(self)
+        if (tasks, steps) == (task, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_checkpoint(*args, **kwargs):
+        write(*args, **kwargs)
+        if (tasks, step) == (task, None):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Learner.learn_task, ProtectedSGD.step, checkpoint.write = learn_task, optimizer_step, write_checkpoint
+    sys.argv = ["morecl", "run", *sys.argv[2:], "--out", folder]
+    cli.main()
+
+torch.set_num_threads(1)
+for name, task, step in (("first", 1, 2), ("third", 3, 5), ("checkpoint", 3, None)):
+    child = os.fork()
+    if child == 0:
+        run(os.path.join(sys.argv[1], name), task, step)
+        os._exit(0)
+    print(name, -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("killed")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), *SMALL],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    ends = dict(
+        line.split() for line in done.stdout.splitlines() if line.split()[0] in ("first", "third", "checkpoint")
+    )
+    assert ends == dict.fromkeys(("first", "third", "checkpoint"), str(int(signal.SIGKILL))), done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("first", ["run.json"]),
+        ("third", ["checkpoint-2", "run.json"]),
+        ("checkpoint", [".checkpoint-3.*.tmp", "checkpoint-2", "run.json"]),
+    ],
+)
+def test_resume_after_kill_9(call: Call, killed: Path, finished: Path, name: str, left: list[str]) -> None:
+    folder = killed / name
+    found = names(folder)
+    assert len(found) == len(left) and all(Path(path).match(pattern) for path, pattern in zip(found, left, strict=True))
+    code, out, err = call("resume", folder)
+    assert code == 0, err
+    assert ("going on after task 2 of 5" in out) == (name != "first")
+    assert measured(folder) == measured(finished)
+    state = [(path / "model" / "state.safetensors").read_bytes() for path in (folder, finished)]
+    assert state[0] == state[1]
+    assert names(folder) == ["model", "result.json", "run.json"]
+
+
+# ---- lists --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("methods", sorted(METHODS)),
+        ("benchmarks", ["digits-5t", "cifar10-5t", "cifar100-20t", "tinyimagenet-10t", "folder:PATH"]),
+        ("backbones", ["vit_mini_patch4_32", "deit_small_patch16_224", "vit_base_patch16_224"]),
+    ],
+)
+def test_lists(call: Call, what: str, expected: list[str]) -> None:
+    code, out, _ = call("list", what)
+    assert code == 0
+    first_words = [line.split()[0] for line in out.splitlines() if line.split()]
+    assert set(expected) <= set(first_words)
+
+
+def test_unknown_list(call: Call) -> None:
+    code, _, err = call("list", "colours")
+    assert code == 2 and "methods" in err
+
+
+def test_importing_changes_nothing(tmp_path: Path) -> None:
+    """Global generators, number of threads, working directory, files: all as before, in a process of its own."""
+    script = """
+import os, random, warnings
+import numpy, torch
+def world():
+    return (torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist(), random.getstate(),
+            torch.get_num_threads(), torch.get_num_interop_threads(), torch.get_default_dtype(), os.getcwd(),
+            os.listdir(), torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(), warnings.showwarning)
+before = world()
+import morecl, morecl.cli, morecl.runner, morecl.display, morecl.suite.report
+assert before == world()
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr

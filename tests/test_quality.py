@@ -1,0 +1,58 @@
+"""The repository itself: linted, formatted, typed; recipes that load; nothing of the machine it was written on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from morecl.data import load_recipe, recipe_names
+from morecl.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = {".py", ".toml", ".md", ".json", ".html", ".yml", ".yaml", ".txt", ".cfg", ""}
+
+
+@pytest.mark.parametrize(
+    "command", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]], ids=lambda c: " ".join(c)
+)
+def test_checks_are_clean(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_load_and_their_settings_are_known(name: str) -> None:
+    recipe = load_recipe(name)
+    known = set().union(*(method.Config.model_fields for method in METHODS.values()))
+    assert recipe.settings.keys() <= known
+    assert recipe.methods.keys() <= METHODS.keys()
+    for method, cls in METHODS.items():
+        own = recipe.methods.get(method, {})
+        assert own.keys() <= cls.Config.model_fields.keys()
+        settings = {key: value for key, value in recipe.settings_for(method).items() if key in cls.Config.model_fields}
+        config = cls.Config.parse(settings)
+        assert all(getattr(config, key) == value for key, value in settings.items())
+
+
+def sources() -> Iterator[Path]:
+    for folder in ("src", "tests", "docs", "results", "benchmarks", ".ci"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+
+
+def test_no_file_mentions_a_machine() -> None:
+    """Absolute paths of somebody's home, work place or mount belong to no one else's machine."""
+    machine = re.compile(r"(?<![\w.~/-])/(?:work|home|root|Users|mnt|workspace)/\w")
+    found = []
+    for path in sources():
+        if path.suffix not in TEXT or {"__pycache__", ".mypy_cache"} & set(path.parts) or ".egg-info" in str(path):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if machine.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
