@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 
 BAD_INPUT, INTERRUPTED = 2, 130
+PLAIN_WIDTH = 120  # columns where there is no terminal
 
 
 class Listing(StrEnum):
@@ -63,7 +64,9 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object, *
     Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/yellow] {escape(str(message))}")
 
 
-Out = Annotated[Path | None, typer.Option(help="Folder for the run; runs/BENCHMARK/METHOD-seedN if not given.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the run (runs/BENCHMARK/METHOD/order-K-seed-S).")
+]
 
 
 @app.command()
@@ -88,6 +91,8 @@ def run(
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; else $MORECL_DATA.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
+    compile_: Annotated[str | None, typer.Option("--compile", help="auto, on or off.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
 ) -> None:
     """Run a method on a benchmark and write result.json."""
@@ -96,7 +101,7 @@ def run(
 
     settings = parse_assignments(set_ or [])
     named = {"backbone": backbone, "memory_size": memory_size, "device": device}
-    settings |= {key: value for key, value in named.items() if value is not None}
+    settings |= _given(named | {"precision": precision, "compile": compile_})
     if "seed" in settings:
         raise InputError("give the seed as --seed")
     request = RunRequest(
@@ -111,7 +116,8 @@ def run(
         test_per_class=test_per_class,
         validation=validation,
     )
-    folder = out or Path("runs") / benchmark.replace("/", "_").replace(":", "_") / f"{method}-seed{seed}"
+    name = benchmark.replace("/", "_").replace(":", "_")
+    folder = out or Path("runs") / name / method / f"order-{class_order}-seed-{seed}"
     _watch(
         f"{benchmark} {method}", folder, lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher)
     )
@@ -147,10 +153,10 @@ def suite(
     from morecl.suite.suites import load_suite, number_list, plan
 
     settings = parse_assignments(set_ or [])
-    settings |= {key: value for key, value in {"backbone": backbone, "device": device}.items() if value is not None}
+    settings |= _given({"backbone": backbone, "device": device})
     chosen = number_list("--seeds", seeds, int) if seeds is not None else None
     planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
-    console = Console()
+    console = _console()
     try:
         outcomes = run_suite(planned, console, jobs=jobs)
     except KeyboardInterrupt:
@@ -188,7 +194,7 @@ def tune(
     from morecl.suite.suites import number_list
 
     settings = parse_assignments(set_ or [])
-    settings |= {key: value for key, value in {"backbone": backbone, "device": device}.items() if value is not None}
+    settings |= _given({"backbone": backbone, "device": device})
     request = RunRequest(
         method=method,
         benchmark=benchmark,
@@ -198,7 +204,7 @@ def tune(
         train_per_class=train_per_class,
         validation=validation,
     )
-    console = Console()
+    console = _console()
     try:
         found = search.tune(
             request,
@@ -237,12 +243,36 @@ def report(
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
     if format_ is ReportFormat.text:
-        summary(records, Console())
+        summary(records, _console())
     elif out:
         write_text(out, FORMATS[format_.value](records))
         print(out)
     else:
         print(FORMATS[format_.value](records))
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Two minutes on two CPU cores.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
+    compile_: Annotated[str | None, typer.Option("--compile", help="auto, on or off.")] = None,
+) -> None:
+    """Measure training and prediction speed here, against the number of tasks."""
+    from morecl import bench as benchmark
+    from morecl.files import write_json
+
+    given = {"backbone": backbone, "device": device, "precision": precision, "compile": compile_}
+    console = _console()
+    with console.status("starting") as status:
+        result = benchmark.bench(
+            _given(given), benchmark.QUICK if quick else benchmark.Size(), lambda what: status.update(what)
+        )
+    benchmark.show(result, console)
+    if out:
+        write_json(out, result.as_dict())
 
 
 @app.command("list")
@@ -253,14 +283,22 @@ def list_(what: Annotated[Listing, typer.Argument()]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for row in listing(what.value):
         table.add_row(*map(escape, row))
-    Console().print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _watch(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
     """Run ``work(watcher)`` under a live display; on ctrl-C say how to go on."""
     from morecl.display import summary, watching
 
-    console = Console()
+    console = _console()
     try:
         with watching(console, title) as watcher:
             record = work(watcher)

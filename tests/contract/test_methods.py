@@ -171,16 +171,22 @@ def test_memory_keeps_its_budget(taught: Learner, method: str) -> None:
 # ---- randomness ---------------------------------------------------------------------------------------------------
 
 
+def global_generators() -> tuple[object, ...]:
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+
+
 def test_same_seed_same_bits_whatever_the_global_generators_hold(method: str, taught: Learner) -> None:
     torch.manual_seed(987)
     np.random.seed(654)  # noqa: NPY002
     random.seed(321)
+    before = global_generators()
     again = tiny.create(method)
     for images, labels in TASKS:
         given = images.copy()
         again.learn_task(given, labels)
         assert np.array_equal(given, images), "the user's images were written to"
         given[:] = 0  # and the learner keeps none of them but as copies
+    assert global_generators() == before, "a draw was made from a global generator"
     tiny.assert_same(tiny.snapshot(taught), tiny.snapshot(again))
     assert np.array_equal(taught.scores(TEST), again.scores(TEST))
     assert np.array_equal(taught.predict(TEST).ood_score, again.predict(TEST).ood_score)

@@ -77,13 +77,28 @@ def probabilities(features: Array, weight: Array, bias: Array, temperature: floa
 
 
 def back_update(
-    features: Array, targets: NDArray[np.int64], weight: Array, bias: Array, *, lr: float, momentum: float, steps: int
+    features: Array,
+    targets: NDArray[np.int64],
+    weight: Array,
+    bias: Array,
+    *,
+    lr: float,
+    momentum: float,
+    steps: int,
+    own_share: float | None,
 ) -> tuple[Array, Array]:
-    """Eq. 3 by gradient descent with momentum, all samples in each step."""
+    """Eq. 3 by gradient descent with momentum, all samples in each step.
+
+    With ``own_share`` the samples of the head's own classes weigh that much together, the others the rest.
+    """
+    own = targets < len(bias) - 1
+    count = np.full(len(targets), 1 / len(targets))
+    if own_share is not None:
+        count = np.where(own, own_share / own.sum(), (1 - own_share) / (~own).sum())
     v_weight, v_bias = np.zeros_like(weight), np.zeros_like(bias)
     onehot = np.eye(len(bias))[targets]
     for _ in range(steps):
-        error = (softmax(features @ weight.T + bias) - onehot) / len(targets)
+        error = (softmax(features @ weight.T + bias) - onehot) * count[:, None]
         v_weight, v_bias = momentum * v_weight + error.T @ features, momentum * v_bias + error.sum(0)
         weight, bias = weight - lr * v_weight, bias - lr * v_bias
     return weight, bias

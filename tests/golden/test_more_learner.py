@@ -297,12 +297,20 @@ def test_divergence_is_said_and_undone() -> None:
 # ---- back-update --------------------------------------------------------------------------------------------------
 
 
-def test_back_update() -> None:
+@pytest.mark.parametrize(("own_share", "momentum"), [(None, 0.9), (0.9, 0.0)])
+def test_back_update(own_share: float | None, momentum: float) -> None:
     """Eq. 3: head j on the features of network j, with the memory before the task and the task as ood.
 
     The batch holds all samples and the memory is larger than the task, so no random draw matters.
     """
-    learner = create(memory_size=30, back_update_batch_size=1000, back_update_epochs=4)
+    learner = create(
+        epochs=1,
+        memory_size=30,
+        back_update_batch_size=1000,
+        back_update_epochs=4,
+        back_update_momentum=momentum,
+        back_update_own_share=own_share,
+    )
     first = np.cumsum([0, *SIZES])
     for k, (images, labels) in enumerate(TASKS):
         assert k == 0 or len(learner.memory) >= len(images)
@@ -315,8 +323,9 @@ def test_back_update() -> None:
             targets = np.concatenate([np.where(own, columns - first[j], ood), np.full(len(images), ood)])
             assert (own.any() and not own.all()) or k == 1
             z = features(learner, np.concatenate([replayed, images]), j)
-            momentum = learner.config.back_update_momentum
-            expected = reference.back_update(z, targets, *before[j], lr=0.01, momentum=momentum, steps=4)
+            expected = reference.back_update(
+                z, targets, *before[j], lr=0.01, momentum=momentum, steps=4, own_share=own_share
+            )
             for now, wanted, then in zip(head(learner, j), expected, before[j], strict=True):
                 change = wanted - then
                 assert abs(change).max() > 1e-3

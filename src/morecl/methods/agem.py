@@ -12,15 +12,16 @@ g runs over all trained parameters together: adapters, norms and the head.
 Deviations:
 
 - Batches of 64 and as many reference images (the original: 10 and 256), several epochs instead of one pass.
-- The projected gradient goes through SGD with momentum, as for all methods here; the original has none. The guarantee
-  holds for each gradient, not for the sum that momentum keeps.
+- SGD has momentum, as for all methods here; the original has none. What is projected is the step that is taken,
+  momentum * v + g in place of g. Were only g projected, what momentum keeps would not be, and the veto would be worth
+  nothing (digits-5t at 16 px, on a held-out fifth of the training images: ACA 17 instead of 64).
 - One head over all classes seen (class-incremental) instead of one a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -61,21 +62,36 @@ class Agem(SingleHeadLearner):
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        project_gradient = None
+        optimizer, project_step = self._optimizer(), None
         if len(self.memory):
-            replay, replay_columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns)
-            replay_columns = replay_columns.to(self.device)
+            replay = self.prepare(self.memory.images)
+            replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
             steps = config.epochs * -(-len(tokens) // config.batch_size)
-            draw = generator(config.seed, "reference", task.index)
             size = min(config.memory_batch_size, len(replay))
+            draw = generator(config.seed, "reference", task.index)
             references = iter(repeated_shuffles(len(replay), steps * size, draw).to(self.device).split(size))
-            parameters = list(self.model.parameters())
+            parameters: list[Tensor] = list(self.model.parameters())
+            velocity = optimizer.tensors()[len(parameters) :]
 
-            def project_gradient() -> None:
+            def project_step() -> None:
                 index = next(references)
                 reference = torch.autograd.grad(loss(replay[index], replay_columns[index]), parameters)
-                project([p.grad for p in parameters if p.grad is not None], reference)
+                gradients = [cast(Tensor, p.grad) for p in parameters]
+                kept = torch._foreach_mul(velocity, config.momentum)
+                torch._foreach_add_(gradients, kept)  # the step that would be taken
+                project(gradients, reference)
+                torch._foreach_sub_(gradients, kept)  # the optimiser adds them again
 
-        self._fit(task, tokens, loss, listener, after_backward=project_gradient)
+        own_columns = (task.first_column + task.targets).to(self.device)
+        with self._clock("train"):
+            self._fit_rows(
+                loss,
+                tokens,
+                [own_columns],
+                task=task,
+                listener=listener,
+                optimizer=optimizer,
+                after_backward=project_step,
+            )
         columns = task.first_column + task.targets.numpy()
         self.memory.update(task.images, columns, generator(config.seed, "memory", task.index))

@@ -1,0 +1,235 @@
+"""How fast MORE is here: training, its stages as tasks grow in number, prediction against the number of tasks.
+
+Everything runs on made-up images: speed does not depend on what they show. A learner with T tasks is made by growing
+it, which costs nothing, so that T = 20 need not be trained first.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import morecl
+from morecl.methods.masked import MaskedLearner
+from morecl.methods.more import More
+from morecl.nn.hard_attention import split
+
+CLASSES_PER_TASK = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    tasks: tuple[int, ...] = (1, 5, 10, 20)
+    images: int = 1024  # per task, in training
+    epochs: int = 4
+    memory: int = 200
+    batch: int = 512  # images whose throughput in prediction is measured
+    repeats: int = 20
+
+
+QUICK = Size(tasks=(1, 5, 10), images=64, epochs=2, memory=20, batch=32, repeats=3)
+
+
+@dataclass
+class AtTasks:
+    """What was measured with ``tasks`` tasks learned; seconds unless said otherwise."""
+
+    tasks: int
+    train_next_task: float
+    back_update: float
+    latency_together: float  # one image, all networks in one pass
+    latency_separate: float  # one image, one pass a network
+    images_per_second: float  # prediction of a batch
+    images_per_second_separate: float
+
+
+@dataclass
+class Bench:
+    """The record of a benchmark."""
+
+    device: str
+    precision: str
+    compiled: bool
+    backbone: str
+    image_size: int
+    settings: dict[str, Any]
+    matrix_tflops: float
+    training_images_per_second: float
+    training_gflop_per_image: float
+    training_share_of_matrix_rate: float
+    peak_memory_bytes: int | None
+    at_tasks: list[AtTasks] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": "morecl.bench/1", **asdict(self)}
+
+
+def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -> Bench:
+    """Measure; ``report`` is told what is being measured."""
+    settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
+    images = _images(size.images)
+    learner = _learner(settings, 0)
+    report("matrix products")
+    rate = matrix_rate(learner.device, learner.dtype)
+    report("training")
+    speeds: list[float] = []
+    labels = [i % CLASSES_PER_TASK for i in range(size.images)]
+    learner.learn_task(images, labels)  # without memory; the second task is the usual case
+    learner.learn_task(images, [f"b{label}" for label in labels], lambda e: speeds.append(e.images_per_second))
+    speed = statistics.median(speeds[1:] or speeds)
+    flop = _training_flop(learner)
+    result = Bench(
+        device=_device_name(learner.device),
+        precision=str(learner.dtype).removeprefix("torch."),
+        compiled=learner.compiled,
+        backbone=learner.backbone.architecture or learner.backbone.name,
+        image_size=learner.backbone.input.size,
+        settings=learner.config.model_dump(mode="json"),
+        matrix_tflops=rate / 1e12,
+        training_images_per_second=speed,
+        training_gflop_per_image=flop / 1e9,
+        training_share_of_matrix_rate=speed * flop / rate,
+        peak_memory_bytes=torch.cuda.max_memory_allocated() if learner.device.type == "cuda" else None,
+        versions={"morecl": morecl.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    )
+    for tasks in size.tasks:
+        report(f"{tasks} tasks")
+        result.at_tasks.append(_at_tasks(settings, size, images, tasks))
+    return result
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product on random data."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    return 2 * n**3 / _seconds(lambda: a @ b, device, 5)
+
+
+def show(result: Bench, console: Console) -> None:
+    """The record as tables."""
+    console.print(
+        f"{result.backbone} at {result.image_size} px on {result.device}, {result.precision}, "
+        f"{'compiled' if result.compiled else 'not compiled'}"
+    )
+    console.print(
+        f"training: {result.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
+        f"{result.training_gflop_per_image:.2f} GFLOP each, {100 * result.training_share_of_matrix_rate:.0f} % of the "
+        f"{result.matrix_tflops:,.1f} TFLOP/s that large matrix products reach here"
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("tasks", "next task s", "back-update s", "one image ms", "one by one ms", "images/s", "one by one"):
+        table.add_column(head, justify="right")
+    for row in result.at_tasks:
+        table.add_row(
+            str(row.tasks),
+            f"{row.train_next_task:.2f}",
+            f"{row.back_update:.2f}",
+            f"{1000 * row.latency_together:.1f}",
+            f"{1000 * row.latency_separate:.1f}",
+            f"{row.images_per_second:,.0f}",
+            f"{row.images_per_second_separate:,.0f}",
+        )
+    console.print(table)
+    if len(result.at_tasks) > 1:
+        together, separate = (1000 * growth(result.at_tasks, f"latency_{how}") for how in ("together", "separate"))
+        console.print(f"a further task adds {together:.2f} ms to the answer for one image ({separate:.2f} one by one)")
+
+
+def growth(rows: Sequence[AtTasks], name: str) -> float:
+    """Seconds per further task: slope of a straight line through ``name`` against the number of tasks."""
+    return float(np.polyfit([row.tasks for row in rows], [getattr(row, name) for row in rows], 1)[0])
+
+
+def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: int) -> AtTasks:
+    learner = _learner(settings, tasks)
+    learner.memory.images = _images(size.memory)
+    learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
+    device = learner.device
+    one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
+    together = _seconds(lambda: learner.score(learner.embed_all(one)), device, size.repeats)
+    separate = _seconds(lambda: learner.score(_one_by_one(learner, one)), device, size.repeats)
+    repeats = max(1, size.repeats // 5)
+    batch = _seconds(lambda: learner.score(learner.embed_all(many)), device, repeats)
+    batch_separate = _seconds(lambda: learner.score(_one_by_one(learner, many)), device, repeats)
+    before = dict(learner.seconds)
+    learner.learn_task(images, [f"new{i % CLASSES_PER_TASK}" for i in range(len(images))])
+    return AtTasks(
+        tasks=tasks,
+        train_next_task=learner.seconds["train"] - before["train"],
+        back_update=learner.seconds["back_update"] - before["back_update"],
+        latency_together=together,
+        latency_separate=separate,
+        images_per_second=size.batch / batch,
+        images_per_second_separate=size.batch / batch_separate,
+    )
+
+
+def _one_by_one(learner: MaskedLearner, tokens: Any) -> list[Tensor]:
+    return [learner.embed(tokens, network) for network in learner.networks()]
+
+
+def _learner(settings: dict[str, Any], tasks: int) -> More:
+    """A learner that is as large as after ``tasks`` tasks."""
+    learner = More(More.Config.parse(settings))
+    for k in range(tasks):
+        learner.classes.extend(f"{k}-{c}" for c in range(CLASSES_PER_TASK))
+        learner.task_sizes.append(CLASSES_PER_TASK)
+        learner._grow(CLASSES_PER_TASK)
+        net = learner.tasks[-1]
+        net.covariance.copy_(torch.eye(learner.network.dim))
+        net.samples.fill_(10 * learner.network.dim)
+    return learner
+
+
+def _training_flop(learner: More) -> float:
+    """Floating-point operations of one training image, forward and backward, counted on a plain step."""
+    net, config = learner.tasks[-1], learner.config
+    tokens = learner.prepare(_images(8)).range(0, 8)
+    with FlopCounterMode(display=False) as counter:
+        weights = learner.adapters.weights(*split(net.embedding, config.bottleneck))
+        net.head(learner.network.trunk(tokens, net.norms, weights)).sum().backward()
+    learner.model.zero_grad()
+    replayed = config.memory_batch_size / config.batch_size
+    return counter.get_total_flops() / 8 * (1 + replayed)
+
+
+def _images(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median time of ``work`` after two runs to warm up."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(repeats):
+        wait()
+        started = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
