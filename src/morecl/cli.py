@@ -64,9 +64,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object, *
     Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/yellow] {escape(str(message))}")
 
 
-Out = Annotated[
-    Path | None, typer.Option(help="Folder for the run (runs/BENCHMARK/METHOD/order-K-seed-S).")
-]
+Out = Annotated[Path | None, typer.Option(help="Folder for the run (runs/BENCHMARK/METHOD/order-K-seed-S).")]
 
 
 @app.command()

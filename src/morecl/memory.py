@@ -114,13 +114,13 @@ class ReplayMemory:
         }
 
     def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
-        """Hold the images ``kept`` (indices) of those stored, then ``images``."""
+        """Hold the images ``kept`` (indices) of those stored, then ``images``, as copies: the arrays are the user's."""
         if len(kept) and extras.keys() != self.extras.keys():
             raise ValueError(f"stored images have {sorted(self.extras)} beside them, new ones {sorted(extras)}")
         self.extras = {
-            name: _padded(self.extras[name][kept], new) if len(kept) else new for name, new in extras.items()
+            name: _padded(self.extras[name][kept], new) if len(kept) else new.copy() for name, new in extras.items()
         }
-        self.images = _joined(self.images[kept], images, self._side)
+        self.images = _joined(self.images[kept], images, self._side) if len(kept) else images.copy()
         self.columns = np.concatenate([self.columns[kept], columns])
 
 

@@ -135,3 +135,14 @@ def test_state_and_restore_are_complete() -> None:
         each.offer(images(9, first=9), np.arange(9), draw(3), logits=np.zeros((9, 4), np.float32))
     assert numbers(other) == numbers(m)
     assert np.array_equal(other.extras["logits"], m.extras["logits"])
+
+
+@pytest.mark.parametrize("rule", ["update", "offer", "append", "replace"])
+def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(rule: str) -> None:
+    m = memory(50)
+    x, columns, tags = images(6).copy(), np.array([0, 0, 0, 1, 1, 1]), np.arange(6, dtype=np.float32)
+    arguments = (x, columns, draw()) if rule in ("update", "offer") else (x, columns)
+    getattr(m, rule)(*arguments, tag=tags)
+    before = (numbers(m), m.columns.tolist(), m.extras["tag"].tolist())
+    x[:], columns[:], tags[:] = 99, 7, -1
+    assert (numbers(m), m.columns.tolist(), m.extras["tag"].tolist()) == before

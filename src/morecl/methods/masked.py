@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from morecl.config import LearnerConfig, TrainingConfig
 from morecl.methods.base import Learner, TaskData
@@ -49,7 +50,7 @@ class MaskedTask(nn.Module):
         super().__init__()
         self.norms = norms
         self.embedding = nn.Parameter(torch.randn(shape, generator=init))
-        self.head = nn.Linear(dim, outputs)
+        self.head = skip_init(nn.Linear, dim, outputs)  # its own initialisation draws from the global generator
         nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
         nn.init.zeros_(self.head.bias)
 

@@ -24,6 +24,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from morecl.config import TrainingConfig
 from morecl.methods.base import Learner, Output, TaskData
@@ -42,7 +43,7 @@ class TaskModel(nn.Module):
         super().__init__()
         self.adapters = adapters
         self.norms = norms
-        self.head = nn.Linear(dim, classes)
+        self.head = skip_init(nn.Linear, dim, classes)  # its own initialisation draws from the global generator
         nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
         nn.init.zeros_(self.head.bias)
 
