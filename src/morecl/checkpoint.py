@@ -47,7 +47,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     classes = [_encode(label) for label in learner.classes]
     state = {key: value.detach().cpu().contiguous() for key, value in learner.state().items()}
     save_file(state, folder / STATE)
-    included = include_backbone and learner.backbone.architecture != SHIPPED
+    included = include_backbone and learner.backbone.name != SHIPPED
     if included:
         save_file({k: v.detach().cpu().contiguous() for k, v in learner.backbone.state.items()}, folder / BACKBONE)
     description = {
@@ -87,6 +87,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
         sizes = [int(size) for size in description["task_sizes"]]
         seconds = {str(key): float(value) for key, value in description["seconds"].items()}
         expected = description["state_sha256"]
+        if len(classes) != sum(sizes) or len(set(classes)) != len(classes):
+            raise ValueError(f"{len(classes)} classes, {len(set(classes))} of them different, for tasks of {sizes}")
         spec = f"{info['architecture']}@{path / BACKBONE}" if info["architecture"] else str(path / BACKBONE)
         spec = backbone or (spec if info["included"] else info["name"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

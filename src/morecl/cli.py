@@ -301,7 +301,8 @@ def _watch(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
         with watching(console, title) as watcher:
             record = work(watcher)
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"stopped; `morecl resume {folder}` goes on from the last finished task")
+        hint = f"stopped; `morecl resume {escape(str(folder))}` goes on from the last finished task"
+        Console(stderr=True, soft_wrap=True).print(hint)
         raise SystemExit(INTERRUPTED) from None
     summary([record], console)
-    console.print(f"record: {folder / 'result.json'}", soft_wrap=True)
+    console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)

@@ -53,9 +53,8 @@ def square(image: Image.Image, side: int) -> ImageArray:
     already done.
     """
     width, height = image.size
-    scale = side / min(width, height)
-    size = (side, int(scale * height)) if width <= height else (int(scale * width), side)
-    image = image.resize((max(size[0], side), max(size[1], side)), Image.Resampling.BICUBIC)
+    short = min(width, height)
+    image = image.resize((side * width // short, side * height // short), Image.Resampling.BICUBIC)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return np.asarray(image.crop((left, top, left + side, top + side)))
 
@@ -104,8 +103,8 @@ def to_side(images: ImageArray, side: int) -> ImageArray:
 class Preprocess:
     """timm's evaluation transform for batches on the device: resize (bicubic, antialiased), centre crop, normalise.
 
-    Equal to PIL's result within one grey level in the rare pixel: PIL rounds to 8 bits between its horizontal and
-    its vertical pass, this rounds once at the end.
+    As PIL does it, horizontally first, then vertically, rounded to 8 bits each time; so the result equals PIL's but
+    for one grey level in the rare pixel that lies between two.
 
     Shapes: uint8 (B, H, W, 3) -> float32 (B, 3, S, S).
     """
@@ -119,10 +118,10 @@ class Preprocess:
         x = images.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
         height, width = x.shape[2:]
         if min(height, width) != self.spec.resize:
-            scale = self.spec.resize / min(height, width)
-            size = (max(int(scale * height), self.spec.resize), max(int(scale * width), self.spec.resize))
-            x = F.interpolate(x, size, mode="bicubic", antialias=True, align_corners=False)
-            x = x.round().clamp(0, 255)
+            short = min(height, width)
+            size = (self.spec.resize * height // short, self.spec.resize * width // short)
+            for step in ((height, size[1]), size):
+                x = F.interpolate(x, step, mode="bicubic", antialias=True, align_corners=False).round().clamp(0, 255)
         top = round((x.shape[2] - self.spec.size) / 2)
         left = round((x.shape[3] - self.spec.size) / 2)
         x = x[:, :, top : top + self.spec.size, left : left + self.spec.size]

@@ -36,7 +36,8 @@ def _suites() -> list[tuple[str, str]]:
 
 def _backbones() -> list[tuple[str, str]]:
     shipped = (SHIPPED, "2.7 M parameters, 32 px; ships with morecl (the default)")
-    plain = [name for name in timm.list_models(module="vision_transformer") if name.startswith(("vit_", "deit"))]
+    known = [*timm.list_models(module="deit"), *timm.list_models(module="vision_transformer")]
+    plain = [name for name in known if name.startswith(("vit_", "deit"))]
     rest = [(name, "weights through timm") for name in plain if "distilled" not in name]
     return [shipped, ("NAME@FILE, FILE", "a checkpoint of your own, .safetensors or .pth"), *rest]
 

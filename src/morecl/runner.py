@@ -96,6 +96,8 @@ def resume(out: Path, watcher: Watcher | None = None) -> Record:
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
     recipe = load_recipe(request.benchmark)
     stream = _stream(request, recipe)
+    for half_written in out.glob(".checkpoint-*.tmp"):  # left by a kill while it was being written
+        shutil.rmtree(half_written)
     newest = _newest_checkpoint(out)
     if newest is None:
         learner, progress = create(request.method, **effective_settings(request, recipe)), _Progress()

@@ -49,7 +49,8 @@ class ProtectedSGD(torch.optim.Optimizer):
         if guarded:
             update = torch._foreach_mul(self._velocity[:guarded], self._gates)
             torch._foreach_add_(self._parameters[:guarded], update, alpha=-lr)
-        torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
+        if guarded < len(self._parameters):
+            torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
 
     def tensors(self) -> list[Tensor]:
         """All that a step changes."""

@@ -10,6 +10,7 @@ A backbone is named in one of three ways:
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import math
 import pickle
@@ -171,12 +172,22 @@ def _build_from_shapes(
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Tensors of a ``.safetensors`` file, or of a ``.pth`` read with ``weights_only=True`` (no code is run)."""
+    """Tensors of a ``.safetensors`` file, or of a ``.pth`` read with ``weights_only=True`` (no code is run).
+
+    DeiT's training script, which wrote the authors' ``best_checkpoint.pth``, puts its arguments beside the weights: a
+    plain ``argparse.Namespace``, the only class that is let through.
+    """
     if not path.is_file():
         raise InputError(f"backbone file {path} does not exist")
     try:
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                state = torch.load(path, "cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"backbone file {path} cannot be read: it holds more than weights, or is damaged") from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"backbone file {path} cannot be read: {error}") from error
     for wrapper in ("model", "state_dict"):  # as DeiT and lightning wrap them
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
