@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_CONDITION = 1e12  # beyond this the inverse of a float64 matrix has fewer than four good digits
+NULL = 1e-9  # eigenvalues below this share of the largest are rounding of float32 features, not variance
 MIN_DISTANCE = 1e-6  # an image equal to a class mean would have an infinite coefficient
 
 
@@ -35,26 +35,28 @@ def estimate(features: Tensor, targets: Tensor, classes: int) -> Gaussians:
 
 
 def precision(g: Gaussians) -> Tensor:
-    """Inverse of the covariance, (D, D).
+    """Inverse of the covariance, (D, D), as far as there is one.
 
-    A covariance that can be inverted is used as it is, as in the paper. One that cannot (fewer samples than
-    dimensions, constant features) is shrunk towards a multiple of the identity first,
+    Features come out of a LayerNorm, whose normalised values sum to zero, so they lie in a subspace of D - 1 dimensions
+    and no covariance of theirs has full rank. With samples enough (n - C >= D) the pseudo-inverse is used: it is the
+    inverse within that subspace, where all distances are measured, and equal to the inverse where there is one.
+
+    With fewer samples S says nothing about many directions. It is shrunk towards a multiple of the identity,
     ``(1 - r) S + r tr(S)/D I``, by the amount r of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which
     needs only S and n. A covariance of zero (one image a class) counts as the identity.
     """
     S, D = g.covariance, g.covariance.shape[0]
     trace = torch.trace(S)
+    identity = torch.eye(D, dtype=S.dtype, device=S.device)
     if trace <= 0:
-        return torch.eye(D, dtype=S.dtype, device=S.device)
+        return identity
     if g.samples - g.means.shape[0] >= D:
-        eigenvalues = torch.linalg.eigvalsh(S)
-        if eigenvalues[0] > 0 and eigenvalues[-1] / eigenvalues[0] < MAX_CONDITION:
-            return torch.linalg.inv(S)
+        return torch.linalg.pinv(S, rtol=NULL, hermitian=True)
     square = (S * S).sum()
     numerator = (1 - 2 / D) * square + trace**2
     denominator = (g.samples + 1 - 2 / D) * (square - trace**2 / D)
     r = (numerator / denominator).clamp(max=1.0) if denominator > 0 else torch.ones_like(trace)
-    return torch.linalg.inv((1 - r) * S + r * trace / D * torch.eye(D, dtype=S.dtype, device=S.device))
+    return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
 
 
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:

@@ -52,13 +52,15 @@ def class_statistics(features: Array, targets: NDArray[np.int64], classes: int) 
 
 
 def precision(covariance: Array, samples: int, classes: int) -> Array:
-    """The inverse; where there is none, that of the covariance under oracle approximating shrinkage."""
+    """The inverse within the directions that have variance; with too few samples, that under oracle shrinkage."""
     D = len(covariance)
     trace = np.trace(covariance)
     if trace == 0:
         return np.eye(D)
-    if samples - classes >= D and np.linalg.cond(covariance) < 1e12:
-        return np.linalg.inv(covariance)
+    if samples - classes >= D:
+        values, vectors = np.linalg.eigh(covariance)
+        kept = values > 1e-9 * values.max()
+        return (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
     square = np.trace(covariance @ covariance)
     above = (1 - 2 / D) * square + trace**2
     below = (samples + 1 - 2 / D) * (square - trace**2 / D)

@@ -42,11 +42,25 @@ def test_shrinkage_keeps_the_trace() -> None:
 
 
 def test_constant_features_are_no_obstacle() -> None:
-    """Many samples, but a dimension that never varies: singular all the same."""
+    """A dimension that never varies has no say in the distance; the others have theirs as if it were not there."""
     features, targets = sample(100, 5)
     features[:, 2] = 7.0
-    P = gaussian.precision(gaussian.estimate(features, targets, 1))
-    assert torch.isfinite(P).all() and torch.linalg.eigvalsh(P).min() > 0
+    g = gaussian.estimate(features, targets, 1)
+    others = [0, 1, 3, 4]
+    without = gaussian.estimate(features[:, others], targets, 1)
+    found = gaussian.mahalanobis(features, g.means, gaussian.precision(g))
+    expected = gaussian.mahalanobis(features[:, others], without.means, gaussian.precision(without))
+    torch.testing.assert_close(found, expected)
+
+
+def test_features_behind_a_layer_norm_are_measured_in_their_subspace() -> None:
+    """Normalised values sum to zero; leaving the last one out loses nothing, and the distance is the same."""
+    features = torch.nn.functional.layer_norm(sample(300, 8)[0].double(), (8,))
+    targets = torch.arange(300) % 2
+    g, reduced = gaussian.estimate(features, targets, 2), gaussian.estimate(features[:, :-1], targets, 2)
+    found = gaussian.mahalanobis(features, g.means, gaussian.precision(g))
+    expected = gaussian.mahalanobis(features[:, :-1], reduced.means, torch.linalg.inv(reduced.covariance))
+    torch.testing.assert_close(found, expected)
 
 
 def test_one_image_a_class_counts_as_euclidean() -> None:

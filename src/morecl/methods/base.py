@@ -87,6 +87,7 @@ class Learner(ABC):
         self.classes: list[Hashable] = []
         self.task_sizes: list[int] = []
         self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
+        self._derived: dict[str, Any] = {}  # what methods compute from what was learned; dropped when that changes
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
         self.network = AdaptedViT(self.backbone.vit, self.dtype)
         self.model = nn.ModuleDict()  # all that is learned, but for the memory
@@ -157,6 +158,7 @@ class Learner(ABC):
             self.task_sizes.append(len(new))
             self._grow(len(new))
             self._learn(task, listener)
+            self._derived.clear()
         except BaseException:
             self.restore(classes, sizes, before)
             self.seconds = seconds
@@ -209,6 +211,7 @@ class Learner(ABC):
 
     def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None:
         """Become the learner whose :meth:`state` this is."""
+        self._derived.clear()
         self.classes[:] = classes
         self.task_sizes[:] = []
         self._reset()

@@ -77,7 +77,6 @@ class MaskedLearner(Learner):
         adapters = self.network.new_adapters(self.config.bottleneck)
         adapters.initialise(generator(self.config.seed, "adapters"))
         self.model = nn.ModuleDict({"adapters": adapters, "tasks": nn.ModuleList()}).to(self.device)
-        self._together: tuple[int, tuple[Tensor, Tensor], AdapterWeights] | None = None
 
     def _grow(self, classes: int) -> None:
         init = generator(self.config.seed, "task", len(self.tasks))
@@ -163,12 +162,12 @@ class MaskedLearner(Learner):
         count, tasks = len(tokens), len(self.tasks)
         if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
             return super().embed_all(tokens)
-        if self._together is None or self._together[0] != tasks:
+        if "together" not in self._derived:
             norms = [torch.stack([getattr(t.norms, name) for t in self.tasks], 1) for name in ("weight", "bias")]
-            self._together = (tasks, (norms[0], norms[1]), self._folded(self.tasks))
-        _, both, adapters = self._together
+            self._derived["together"] = ((norms[0], norms[1]), self._folded(self.tasks))
+        norms, adapters = self._derived["together"]
         x = tokens.range(0, count)
-        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), both, adapters)
+        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters)
         return list(features.view(tasks, count, -1))
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:

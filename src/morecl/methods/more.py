@@ -18,7 +18,8 @@ Deviations from the paper's text, all of them where it leaves a choice:
   own samples more (``back_update_own_share``). Eq. 3 counts every sample the same; with |M| samples of the new task
   that is 50 own against 350 others in the fifth task of CIFAR10-5T, and the earlier heads learn to reject their own
   classes: errors then go to later tasks four times in five. docs/methods/more.md has the measurements.
-- A covariance that cannot be inverted is shrunk: see :func:`morecl.gaussian.precision`.
+- Features behind a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
+  dimensions the covariance is shrunk. See :func:`morecl.gaussian.precision`.
 """
 
 from __future__ import annotations
@@ -85,10 +86,6 @@ class More(MaskedLearner):
     name: ClassVar[str] = "more"
     Config = MoreConfig
     config: MoreConfig
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._precision: dict[int, Tensor] = {}
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:
         return MoreTask(norms, shape, self.network.dim, classes, init)
@@ -215,9 +212,11 @@ class More(MaskedLearner):
         return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
 
     def _precision_of(self, task: int) -> Tensor:
-        if task not in self._precision:
-            self._precision[task] = gaussian.precision(self.tasks[task].gaussians)
-        return self._precision[task]
+        """Inverse covariance of a task, computed when it is first needed."""
+        key = f"precision {task}"
+        if key not in self._derived:
+            self._derived[key] = gaussian.precision(self.tasks[task].gaussians)
+        return cast(Tensor, self._derived[key])
 
     # ---- to look inside ---------------------------------------------------------------------------------------
 
