@@ -232,6 +232,7 @@ def test_half_memory_is_half_of_each_recipes_memory() -> None:
 # ---- what counts as finished ------------------------------------------------------------------------------------
 
 
+EPOCHS = load_recipe("digits-5t").settings["epochs"]
 REQUEST = RunRequest(method="finetune", benchmark="digits-5t", seed=1, data_root="here")
 
 
@@ -257,7 +258,7 @@ def test_nothing_there_or_only_begun_is_not_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [REQUEST, changed(epochs=5), changed(device="meta"), REQUEST.model_copy(update={"data_root": None})],
+    [REQUEST, changed(epochs=EPOCHS), changed(device="meta"), REQUEST.model_copy(update={"data_root": None})],
     ids=["same", "its default, said", "another device", "another data root"],
 )
 def test_a_finished_run_is_found(tmp_path: Path, request_: RunRequest) -> None:
@@ -270,7 +271,7 @@ def test_a_finished_run_is_found(tmp_path: Path, request_: RunRequest) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (changed(epochs=6), "epochs = 5, not 6"),
+        (changed(epochs=EPOCHS + 1), f"epochs = {EPOCHS}, not {EPOCHS + 1}"),
         (REQUEST.model_copy(update={"tasks": 1}), "tasks = None, not 1"),
         (REQUEST.model_copy(update={"validation": 0.1}), "validation = None, not 0.1"),
         (REQUEST.model_copy(update={"class_order": "1"}), "class_order = '0', not '1'"),

@@ -20,6 +20,8 @@ Deviations:
 - The second step takes the gradient at theta~ with f_theta(e) as a constant. The exact one goes through theta~(theta)
   and needs second derivatives; the usual code takes it at theta with f_theta~(e) as a constant, which pulls the
   predictions *towards* what the step would make of them.
+- An anchor stays an image: it is clamped to what a pixel can be after each step. Large features (ViT-Ti/16) would
+  otherwise drive it to infinity.
 - phi_t is the exact mean of the task's features when it is finished, not a running one.
 - The first task has no past to be forgotten for: its anchors follow the mean embedding alone.
 - The memory is the balanced one of all methods here, batches of 64 + 64; momentum in the step that is taken.
@@ -171,8 +173,10 @@ class Hal(SingleHeadLearner):
         columns = torch.arange(task.first_column, task.first_column + task.classes, device=self.device)
         hindsight = self._hindsight(task)
         images = start.to(self.device)
+        darkest, brightest = ((level - self.preprocess.mean) / self.preprocess.std for level in (0.0, 255.0))
         for _ in range(self.config.anchor_steps):
             images = images + self.config.anchor_lr * self._ascent(images, columns, mean, hindsight)
+            images = torch.minimum(torch.maximum(images, darkest), brightest)
         return images
 
     def _hindsight(self, task: TaskData) -> list[Tensor] | None:
