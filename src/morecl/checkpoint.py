@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import morecl
 from morecl.errors import InputError
@@ -46,10 +47,11 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
     classes = [_encode(label) for label in learner.classes]
     state = {key: value.detach().cpu().contiguous() for key, value in learner.state().items()}
-    save_file(state, folder / STATE)
+    _save_tensors(state, folder / STATE)
     included = include_backbone and learner.backbone.name != SHIPPED
     if included:
-        save_file({k: v.detach().cpu().contiguous() for k, v in learner.backbone.state.items()}, folder / BACKBONE)
+        weights = {key: value.detach().cpu().contiguous() for key, value in learner.backbone.state.items()}
+        _save_tensors(weights, folder / BACKBONE)
     description = {
         "format": FORMAT,
         "morecl": morecl.__version__,
@@ -124,6 +126,13 @@ def _read_description(path: Path) -> dict[str, Any]:
         found = description.get("format") if isinstance(description, dict) else type(description).__name__
         raise InputError(f"{file}: expected format {FORMAT}, found {found}")
     return description
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # what the disk says, which has no type of its own there
+        raise OSError(f"cannot write {path.name}: {error}") from error
 
 
 def _sha256(path: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from morecl import metrics
@@ -74,11 +73,6 @@ class Evaluator:
             errors=metrics.error_direction(task_of_column[column], task),
             roc=None if last else _roc(known, unknown),
         )
-
-    def synchronize(self) -> None:
-        """Wait for the device, so that times are true."""
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
 
 
 def _roc(known: np.ndarray, unknown: np.ndarray) -> Roc:

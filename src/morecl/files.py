@@ -44,6 +44,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             if path.is_file():
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
+                os.chmod(path, 0o666 & ~_umask())
         os.chmod(temporary, 0o777 & ~_umask())
         aside = target.parent / f".{target.name}.old"
         shutil.rmtree(aside, ignore_errors=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import morecl
@@ -244,3 +245,17 @@ def test_weights_that_have_moved_can_be_named(tmp_path: Path) -> None:
     save_file({key: value + 1 for key, value in weights.items()}, tmp_path / "other.safetensors")
     with pytest.raises(InputError, match="are not those"):
         morecl.load(tmp_path / "saved", backbone=f"{SHIPPED}@{tmp_path / 'other.safetensors'}")
+
+
+def test_a_full_disk_is_an_oserror_and_leaves_nothing(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has an error of its own for what the disk says; the command line knows only OSError."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        learner.save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from morecl.errors import InputError
 from morecl.records import Metrics, Record, write_record
@@ -287,15 +285,6 @@ def test_latex_rules_and_escapes() -> None:
 
 def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | " in report.markdown([with_aca(70.0, "a|b")])
-
-
-def test_text_tables_fit_a_console() -> None:
-    stream = io.StringIO()
-    report.text_table(GOLDEN, Console(file=stream, width=100))
-    text = stream.getvalue()
-    assert "81.00±1.41 n=2" in text
-    assert "[89.16±0.96]" in text
-    assert "• Runs per number: 1, 2 (paper: 5)." in text
 
 
 def test_collect_searches_folders_and_counts_a_record_once(tmp_path: Path) -> None:

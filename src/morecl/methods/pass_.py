@@ -13,17 +13,17 @@ No image is kept. Three parts:
 
 Loss from the second task on, with F the features, G the head, T the temperature:
 
-    CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||^2 / (D r^2)
+    CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||^2 / (D s)
 
 Deviations:
 
 - Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs. Adam does not see
   the scale of a loss, SGD does. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which multiply the
   head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
-- Distillation is the squared distance, its mean over images and dimensions in units of the squared radius, under the
-  original's weight of 10. The original's distance is not squared; its gradient does not get smaller near the target,
-  and SGD swings around it. The unit matters: features of ViT-Ti/16 vary fifteen times as much as those of the shipped
-  backbone, and without it training diverges there.
+- Distillation is the squared distance, its mean over images and dimensions relative to the mean square s of the old
+  features, under the original's weight of 10. The original's distance is not squared; its gradient does not get smaller
+  near the target, and SGD swings around it. The unit s matters: it is 15 for ViT-Ti/16 and near 1 for the shipped
+  backbone, and without it training diverges on the former.
 - The features of the old network are computed once a task: without random augmentation they are constants.
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
 """
@@ -104,6 +104,7 @@ class Pass(SingleHeadLearner):
         targets = ROTATIONS * (task.first_column + task.targets).to(self.device)
         turns = torch.arange(ROTATIONS, device=self.device)
         old = self.embed(tokens, "before the task") if task.index else None  # (4 N, D)
+        size = old.square().mean() if old is not None else 1.0
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
@@ -123,7 +124,7 @@ class Pass(SingleHeadLearner):
                 return own
             z, columns = augmented
             prototypes = F.cross_entropy(self.head(z) / config.temperature, columns)
-            held = F.mse_loss(features, before) / self.prototypes.variance.float()
+            held = F.mse_loss(features, before) / size
             return own + config.proto_weight * prototypes + config.kd_weight * held
 
         fit(

@@ -1,4 +1,4 @@
-"""Reports: records in; tables for a terminal, Markdown, LaTeX or one HTML page out."""
+"""Reports: records in; Markdown, LaTeX or one HTML page out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
-
 from morecl.errors import InputError
 from morecl.records import Record, read_record
 from morecl.suite.figures import write_figures
 from morecl.suite.page import html
 from morecl.suite.tables import Cell, Table, build_tables, notes
 
-__all__ = ["FORMATS", "collect", "html", "latex", "markdown", "text_table", "write_figures"]
+__all__ = ["FORMATS", "collect", "html", "latex", "markdown", "write_figures"]
 
 RECORD_NAME = "result.json"
 
@@ -40,20 +36,6 @@ def collect(paths: Sequence[Path]) -> list[Record]:
         if record not in records:
             records.append(record)
     return records
-
-
-def text_table(records: Sequence[Record], console: Console) -> None:
-    """Print all tables; the paper's numbers stand below ours."""
-    for table in build_tables(records):
-        printed = RichTable(title=table.title, caption=table.full_caption, title_justify="left", caption_justify="left")
-        printed.add_column("Method", min_width=12)
-        for benchmark, metric in table.heads:
-            printed.add_column(f"{benchmark}\n{metric}", justify="right")
-        for row, cells in table.rows.items():
-            printed.add_row(row.label, *(_rich_cell(table, cell) for cell in cells))
-        console.print(printed)
-    for note in notes(records):
-        console.print(f"• {note}", markup=False, highlight=False)
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -98,17 +80,6 @@ def latex(records: Sequence[Record]) -> str:
 
 
 FORMATS: dict[str, Callable[[Sequence[Record]], str]] = {"md": markdown, "latex": latex, "html": html}
-
-
-def _rich_cell(table: Table, cell: Cell | None) -> Text:
-    if cell is None:
-        return Text("")
-    text = Text(cell.text("±"), style="bold" if cell.best else "")
-    if count := table.count(cell):
-        text.append(f" {count}", style="dim")
-    if cell.paper:
-        text.append(f"\n[{cell.paper_text('±')}]", style="dim")
-    return text
 
 
 def _markdown_cell(table: Table, cell: Cell | None) -> str:
