@@ -18,7 +18,8 @@ class Tokens:
     """The tokens of N images before the first block, which no task changes.
 
     They are computed once and kept if they fit into the budget (2 GiB on a CPU, a quarter of a GPU's memory);
-    else the uint8 images stay on the device and the tokens are computed for each batch anew.
+    else the uint8 images stay on the device (in pinned host memory, if even they do not fit) and the tokens are
+    computed for each batch anew.
 
     ``tokens[index]``: (B,) int64 on the device -> (B, L, D).
     """
@@ -26,11 +27,14 @@ class Tokens:
     def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray):
         device = preprocess.mean.device
         self.network, self.preprocess = network, preprocess
-        self.images = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(device)
+        self.device = device
+        host = torch.from_numpy(np.require(images, requirements=["C", "W"]))
+        fits = device.type != "cuda" or host.nbytes <= _budget(device)
+        self.images = host.to(device) if fits else host.pin_memory()
         length = network.vit.patch_embed.num_patches + network.vit.num_prefix_tokens
         needed = len(images) * length * network.dim * network.dtype.itemsize
         self.cache: Tensor | None = None
-        if 0 < needed <= _budget(device):
+        if fits and 0 < needed <= _budget(device):
             self.cache = torch.cat([self._compute(part) for part in self.images.split(STEM_BATCH)])
 
     def __len__(self) -> int:
@@ -39,7 +43,7 @@ class Tokens:
     def __getitem__(self, index: Tensor) -> Tensor:
         if self.cache is not None:
             return self.cache.index_select(0, index)
-        return self._compute(self.images.index_select(0, index))
+        return self._compute(self.images.index_select(0, index.to(self.images.device)))
 
     def range(self, start: int, stop: int) -> Tensor:
         """The tokens of images start..stop-1."""
@@ -49,6 +53,7 @@ class Tokens:
 
     @torch.no_grad()
     def _compute(self, images: Tensor) -> Tensor:
+        images = images.to(self.device, non_blocking=True)
         return self.network.stem(self.preprocess(images))
 
 

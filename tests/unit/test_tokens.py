@@ -1,0 +1,34 @@
+"""Tokens are the same whether they are kept or computed anew for each batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from morecl.nn import tokens as module
+
+
+def test_kept_and_computed_tokens_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, images = tiny.create("ncm"), tiny.pictures(0, 12)
+    kept = learner.prepare(images)
+    monkeypatch.setattr(module, "CPU_CACHE_BYTES", 0)
+    anew = learner.prepare(images)
+    assert kept.cache is not None
+    assert anew.cache is None
+    index = torch.tensor([3, 0, 11, 3])
+    # a batch of another size may be summed in another order: float32 rounding, nothing more
+    torch.testing.assert_close(anew[index], kept[index], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(anew.range(5, 9), kept.range(5, 9), rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_learned_does_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, test = tiny.task([0, 1], ["a", "b"], 6), tiny.pictures(0, 4, draw=1)
+    scores = []
+    for budget in (module.CPU_CACHE_BYTES, 0):
+        monkeypatch.setattr(module, "CPU_CACHE_BYTES", budget)
+        learner = tiny.create("more")
+        learner.learn_task(*task)
+        scores.append(learner.scores(test))
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
