@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from morecl.data import TaskStream
@@ -16,6 +16,7 @@ from morecl.methods import Learner
 from morecl.progress import EpochDone
 from morecl.records import Record
 from morecl.runner import Watcher
+from morecl.suite.tables import arrange
 
 
 @contextmanager
@@ -23,12 +24,10 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
     """A watcher that draws a bar for the whole run: task, epoch, loss, images/s, time left."""
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("[dim]{task.fields[detail]}[/dim]"),
-        TimeElapsedColumn(),
-        TextColumn("[dim]left[/dim]"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=10),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
         console=console,
         disable=not console.is_terminal,
         transient=True,
@@ -50,14 +49,14 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
     def epoch(event: EpochDone) -> None:
         detail = (
             f"task {event.task + 1}/{total_tasks} epoch {event.epoch}/{event.epochs} "
-            f"loss {event.loss:.3f} {event.images_per_second:.0f} images/s"
+            f"loss {event.loss:.2f} {event.images_per_second:.0f} img/s"
         )
         bar.update(row, completed=event.task * event.epochs + event.epoch, detail=detail)
 
     def task(index: int, step: Step, seconds: float) -> None:
-        detection = "" if step.auc is None else f"  unknown-vs-known AUC {step.auc:6.2f}"
+        detection = "" if step.auc is None else f"  AUC {step.auc:.2f}"
         console.print(
-            f"{title}  task {index + 1}/{total_tasks}  accuracy on all seen {step.aca:6.2f} %{detection}"
+            f"{title}  task {index + 1}/{total_tasks}  accuracy on all seen {step.aca:.2f} %{detection}"
             f"  [dim]{seconds:.0f} s[/dim]"
         )
 
@@ -66,24 +65,32 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
 
 
 def summary(records: Sequence[Record], console: Console) -> None:
-    """One line a run, best accuracy last to be named: what a terminal has room for."""
+    """One line a method and benchmark, means over runs: what 80 columns have room for. The most accurate is green."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", style="bold")
-    table.add_column("benchmark")
-    table.add_column("seed", justify="right")
-    heads = ("ACA %", "AIA %", "reduction", "task told %", "AUC", "IAUC", "train s", "total s")
-    for head in heads:
+    table.add_column("method", style="bold", overflow="fold")
+    table.add_column("benchmark", no_wrap=True)
+    for head in ("runs", "ACA", "AIA", "told", "AUC", "IAUC", "s"):
         table.add_column(head, justify="right", no_wrap=True)
-    best = max(record.metrics.aca for record in records)
-    for record in records:
-        m = record.metrics
-        numbers = [m.aca, m.aia, m.reduction_rate, m.til_accuracy, m.auc, m.iauc]
-        cells = ["-" if value is None else f"{value:.2f}" for value in numbers]
-        cells += [f"{record.seconds['train']:.1f}", f"{record.seconds['total']:.1f}"]
-        style = "green" if len(records) > 1 and m.aca == best else None
-        table.add_row(record.method, record.benchmark, str(record.seed), *cells, style=style)
+    groups = [
+        (row.label, column.label, runs) for row, places in arrange(records).items() for column, runs in places.items()
+    ]
+    best = max(_mean([r.metrics.aca for r in runs]) or 0 for _, _, runs in groups)
+    for label, benchmark, runs in groups:
+        metrics = [r.metrics for r in runs]
+        aca = _mean([m.aca for m in metrics])
+        means = [aca, *(_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc"))]
+        cells = ["-" if value is None else f"{value:.2f}" for value in means]
+        seconds = _mean([r.seconds.get("total") for r in runs])
+        style = "green" if len(groups) > 1 and aca == best else None
+        table.add_row(label, benchmark, str(len(runs)), *cells, f"{seconds or 0:.0f}", style=style)
     console.print(table)
     console.print(
-        "[dim]ACA: accuracy on all classes after the last task. AIA: its mean over the tasks. AUC: unknown against "
-        "known after the second last task, IAUC: mean over tasks.[/dim]"
+        "[dim]Percent. ACA: accuracy on all classes after the last task. AIA: mean over tasks of the accuracy on all "
+        "seen. told: accuracy if the task is told. AUC: unknown against known after the second last task. IAUC: mean "
+        "over tasks.[/dim]"
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
