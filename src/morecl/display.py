@@ -67,7 +67,7 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
 def summary(records: Sequence[Record], console: Console) -> None:
     """One line a method and benchmark, means over runs: what 80 columns have room for. The most accurate is green."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", style="bold", overflow="fold")
+    table.add_column("method", style="bold")
     table.add_column("benchmark", no_wrap=True)
     for head in ("runs", "ACA", "AIA", "told", "AUC", "IAUC", "s"):
         table.add_column(head, justify="right", no_wrap=True)
