@@ -85,8 +85,8 @@ def summary(records: Sequence[Record], console: Console) -> None:
         table.add_row(label, benchmark, str(len(runs)), *cells, f"{seconds or 0:.0f}", style=style)
     console.print(table)
     console.print(
-        "[dim]Percent. ACA: accuracy on all classes after the last task. AIA: mean over tasks of the accuracy on all "
-        "seen. told: accuracy if the task is told. AUC: unknown against known after the second last task. IAUC: mean "
+        "[dim]Percent. ACA: accuracy on all classes after the last task. AIA: mean over tasks of the accuracy so "
+        "far. told: accuracy if the task is told. AUC: unknown against known after the second last task. IAUC: mean "
         "over tasks.[/dim]"
     )
 
