@@ -34,6 +34,7 @@ from morecl.errors import InputError
 from morecl.evaluator import Evaluator, Step
 from morecl.files import atomic_folder, write_json
 from morecl.methods import Learner, create, method_class
+from morecl.nn.backbone import SHIPPED
 from morecl.progress import Listener, silent
 from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc, write_record
 
@@ -120,9 +121,14 @@ def read_request(out: Path) -> RunRequest:
 
 
 def effective_settings(request: RunRequest, recipe: Recipe) -> dict[str, Any]:
-    """The recipe's settings that the method knows, overridden by what the user set."""
+    """The recipe's settings that the method knows, overridden by what the user set.
+
+    A recipe's image size is meant for the shipped backbone; any other is used at its own unless the user says so.
+    """
     known = method_class(request.method).Config.model_fields
     of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in known}
+    if request.settings.get("backbone", SHIPPED) != SHIPPED:
+        of_recipe.pop("image_size", None)
     return of_recipe | request.settings | {"seed": request.seed}
 
 
