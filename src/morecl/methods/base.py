@@ -123,9 +123,10 @@ class Learner(ABC):
     def score(self, features: Sequence[Tensor]) -> Output:
         """From the features of :meth:`networks` to scores."""
 
-    @abstractmethod
     def entries(self) -> dict[str, int]:
-        """Numbers kept, by part, without the replay memory."""
+        """Numbers kept, by part, without the replay memory. A method adds what it keeps to the backbone's."""
+        parts = dict.fromkeys(("backbone", "adapters", "norms", "embeddings", "heads", "statistics"), 0)
+        return parts | {"backbone": sum(value.numel() for value in self.backbone.state.values())}
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -289,3 +290,8 @@ class Learner(ABC):
 
 def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters of all ``modules`` together."""
+    return sum(p.numel() for module in modules for p in module.parameters())

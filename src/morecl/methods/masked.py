@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from morecl.config import LearnerConfig, TrainingConfig
-from morecl.methods.base import Learner, TaskData
+from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters, AdapterWeights
 from morecl.nn.hard_attention import (
     EMBEDDING_BOUND,
@@ -186,16 +186,11 @@ class MaskedLearner(Learner):
         return float(100 * accumulated([t.mask for t in self.tasks], torch.zeros(1)).mean())
 
     def entries(self) -> dict[str, int]:
-        def count(module: nn.Module) -> int:
-            return sum(p.numel() for p in module.parameters())
-
-        return {
-            "backbone": sum(value.numel() for value in self.backbone.state.values()),
+        return super().entries() | {
             "adapters": count(self.adapters),
-            "norms": sum(count(net.norms) for net in self.tasks),
+            "norms": count(*(net.norms for net in self.tasks)),
             "embeddings": sum(net.embedding.numel() for net in self.tasks),
-            "heads": sum(count(net.head) for net in self.tasks),
-            "statistics": 0,
+            "heads": count(*(net.head for net in self.tasks)),
         }
 
     def _task(self, task: int) -> MaskedTask:

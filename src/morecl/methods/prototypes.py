@@ -53,11 +53,4 @@ class PrototypeLearner(Learner):
         return self._in_batches(tokens, lambda x, compiled: self.network.trunk(x, compiled=compiled))
 
     def entries(self) -> dict[str, int]:
-        return {
-            "backbone": sum(value.numel() for value in self.backbone.state.values()),
-            "adapters": 0,
-            "norms": 0,
-            "embeddings": 0,
-            "heads": 0,
-            "statistics": self.prototypes.means.numel(),
-        }
+        return super().entries() | {"statistics": self.prototypes.means.numel()}

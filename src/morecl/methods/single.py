@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from morecl.config import TrainingConfig
-from morecl.methods.base import Learner, Output, TaskData
+from morecl.methods.base import Learner, Output, TaskData, count
 from morecl.nn.adapter import Adapters
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
@@ -112,14 +112,8 @@ class Single(Learner):
         return Output(p, p, p.amax(1))
 
     def entries(self) -> dict[str, int]:
-        def count(part: str) -> int:
-            return sum(p.numel() for net in self.tasks for p in getattr(net, part).parameters())
-
-        return {
-            "backbone": sum(value.numel() for value in self.backbone.state.values()),
-            "adapters": count("adapters"),
-            "norms": count("norms"),
-            "embeddings": 0,
-            "heads": count("head"),
-            "statistics": 0,
+        return super().entries() | {
+            "adapters": count(*(net.adapters for net in self.tasks)),
+            "norms": count(*(net.norms for net in self.tasks)),
+            "heads": count(*(net.head for net in self.tasks)),
         }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, TrainingConfig
-from morecl.methods.base import Learner, Output, TaskData
+from morecl.methods.base import Learner, Output, TaskData, count
 from morecl.nn.adapter import Adapters
 from morecl.nn.heads import GrowingHead
 from morecl.nn.network import Norms
@@ -133,14 +133,5 @@ class SingleHeadLearner(Learner):
         return Output(p, p, p.amax(1))
 
     def entries(self) -> dict[str, int]:
-        def count(module: nn.Module) -> int:
-            return sum(p.numel() for p in module.parameters())
-
-        return {
-            "backbone": sum(value.numel() for value in self.backbone.state.values()),
-            "adapters": count(self.adapters),
-            "norms": count(self.norms),
-            "embeddings": 0,
-            "heads": count(self.head),
-            "statistics": 0,
-        }
+        parts = {"adapters": count(self.adapters), "norms": count(self.norms), "heads": count(self.head)}
+        return super().entries() | parts
