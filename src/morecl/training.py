@@ -66,7 +66,7 @@ def fit(
     task: int,
     images: int,
     listener: Listener,
-    after_backward: Callable[[], None] | None = None,
+    after_backward: Callable[..., None] | None = None,
     after_step: Callable[[], None] | None = None,
     capture: bool = False,
 ) -> None:
@@ -74,10 +74,11 @@ def fit(
 
     Args:
         images: training images per epoch, for the speed that is reported.
-        after_backward: called when gradients are there and the step is not yet made (A-GEM, OWM).
+        after_backward: called with the batch when gradients are there and the step is not yet made (A-GEM, HAL, OWM).
         after_step: called after each step (to bound what was updated).
-        capture: record the step as a CUDA graph and replay it. All batches must have the same shapes and nothing in
-            the step may depend on the host.
+        capture: record the step as a CUDA graph, as soon as two batches in a row have the same shapes, and replay it;
+            batches of other shapes are run as they are. Nothing in the step may depend on the host, and to run it
+            again on the same batch must do no more than change what the optimiser changes.
 
     Raises:
         DivergedError: the mean loss of an epoch is not finite.
@@ -88,17 +89,16 @@ def fit(
         value = loss(*batch)
         value.backward()
         if after_backward:
-            after_backward()
+            after_backward(*batch)
         optimizer.step()
         if after_step:
             after_step()
         return value.detach()
 
-    run: Callable[[Batch], Tensor] | None = None if capture else step
+    run = _Capturing(step, optimizer.tensors()) if capture else step
     for epoch in range(epochs):
         started, total, steps = time.perf_counter(), torch.zeros(()), 0
         for batch in batches(epoch):
-            run = run or _CapturedStep(step, batch, optimizer.tensors())
             value = run(batch)
             total = value.clone() if steps == 0 else total + value
             steps += 1
@@ -112,11 +112,33 @@ def fit(
         listener(EpochDone(task, epoch + 1, epochs, mean, speed))
 
 
+class _Capturing:
+    """``step``, as a CUDA graph for the shapes that come again and again."""
+
+    def __init__(self, step: Callable[[Batch], Tensor], changed: Sequence[Tensor]):
+        """``changed``: the tensors that a step changes."""
+        self._step, self._changed = step, changed
+        self._last: list[torch.Size] = []
+        self._graph: _CapturedStep | None = None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        shapes = [tensor.shape for tensor in batch]
+        again, self._last = shapes == self._last, shapes
+        if self._graph and self._graph.shapes == shapes:
+            return self._graph(batch)
+        if not again:
+            return self._step(batch)
+        self._graph = None  # its memory is free for the next
+        self._graph = _CapturedStep(self._step, batch, self._changed)
+        return self._graph(batch)
+
+
 class _CapturedStep:
     """``step`` as a CUDA graph: recorded once on buffers of its own, then replayed without launching kernels singly."""
 
     def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
         """``changed``: the tensors that a step changes; warming up leaves them as they were."""
+        self.shapes = [tensor.shape for tensor in batch]
         self._inputs = tuple(tensor.clone() for tensor in batch)
         before = [tensor.clone() for tensor in changed]
         side = torch.cuda.Stream()
@@ -147,6 +169,18 @@ def repeated_shuffles(count: int, length: int, generator: torch.Generator) -> Te
     """``length`` draws from 0..count-1: shuffled, used up, shuffled again. (length,)"""
     rounds = math.ceil(length / count)
     return torch.cat([torch.randperm(count, generator=generator) for _ in range(rounds)])[:length]
+
+
+def paired_batches(
+    count: int, size: int, replay_count: int, replay_size: int, generator: torch.Generator, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """A random order of 0..count-1 in pieces (B,), beside each ``replay_size`` draws from 0..replay_count-1 (shuffled,
+    used up, shuffled again), moved to the device at once. Without anything to replay the draws are empty."""
+    own = torch.randperm(count, generator=generator).to(device).split(size)
+    length = len(own) * replay_size if replay_count else 0
+    drawn = repeated_shuffles(replay_count, length, generator) if length else torch.empty(0, dtype=torch.int64)
+    drawn = drawn.to(device)
+    return [(index, drawn[b * replay_size :][:replay_size]) for b, index in enumerate(own)]
 
 
 def equal_batches(

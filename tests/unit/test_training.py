@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from morecl import training
 from morecl.errors import DivergedError
 from morecl.progress import EpochDone, silent
-from morecl.training import Batch, ProtectedSGD, fit, repeated_shuffles, shuffled_batches
+from morecl.training import Batch, ProtectedSGD, fit, paired_batches, repeated_shuffles, shuffled_batches
 
 
 def parameter(*values: float) -> torch.Tensor:
@@ -93,7 +94,7 @@ def test_hooks_come_between_backward_and_step_and_after_it() -> None:
     calls: list[str] = []
     p = parameter(1.0)
 
-    def after_backward() -> None:
+    def after_backward(x: torch.Tensor) -> None:
         assert p.grad is not None and float(p.grad) == 3.0
         p.grad.zero_()
         calls.append("backward")
@@ -119,6 +120,46 @@ def test_a_loss_that_is_not_finite_stops_at_the_end_of_its_epoch(value: float) -
     with pytest.raises(DivergedError, match=r"task 5 is (nan|inf) in epoch 2 of 3.*lr"):
         run(lambda p, x: (p * (value if x == 2 else x)).sum(), epochs=3, listener=events.append)
     assert len(events) == 1
+
+
+def test_only_shapes_that_come_twice_in_a_row_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy alone, with a recorder in place of the CUDA graph: which batches run singly, which are replayed."""
+    ran: list[str] = []
+
+    class Recorder:
+        def __init__(self, step: Any, batch: Batch, changed: Any):
+            self.shapes, self.step = [part.shape for part in batch], step
+            ran.append(f"capture {len(batch[0])}")
+
+        def __call__(self, batch: Batch) -> torch.Tensor:
+            assert [part.shape for part in batch] == self.shapes
+            ran.append(f"replay {len(batch[0])}")
+            return self.step(batch)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(training, "_CapturedStep", Recorder)
+    p = parameter(0.0)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        ran.append(f"step {len(x)}")
+        return (p * x).sum()
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        yield from ((torch.ones(n),) for n in (4, 4, 4, 1))
+
+    optimizer = ProtectedSGD([p], lr=1.0, momentum=0.0)
+    fit(loss, batches, optimizer, epochs=2, task=0, images=13, listener=silent, capture=True)
+    first = ["step 4", "capture 4", "replay 4", "step 4", "replay 4", "step 4", "step 1"]
+    assert ran == [*first, *["replay 4", "step 4"] * 3, "step 1"]
+    assert float(p) == -26.0  # every batch was run once
+
+
+@pytest.mark.parametrize("replayed", [0, 5])
+def test_paired_batches_cover_all_once_and_replay_in_turn(replayed: int) -> None:
+    pairs = paired_batches(10, 4, replayed, 3, torch.Generator().manual_seed(1), torch.device("cpu"))
+    assert [len(own) for own, _ in pairs] == [4, 4, 2]
+    assert sorted(torch.cat([own for own, _ in pairs]).tolist()) == list(range(10))
+    drawn = torch.cat([other for _, other in pairs]).tolist()
+    assert sorted(drawn[:5]) == list(range(replayed)) and len(drawn) == (9 if replayed else 0)
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))

@@ -20,7 +20,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -33,7 +33,7 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import repeated_shuffles
+from morecl.training import Batch, fit, paired_batches
 
 
 class AgemConfig(TrainingConfig):
@@ -58,40 +58,42 @@ class Agem(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         config = self.config
         tokens = self.prepare(task.images)
+        columns = (task.first_column + task.targets).to(self.device)
+        replay = self.prepare(self.memory.images)
+        replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
+        optimizer = self._optimizer()
+        parameters: list[Tensor] = list(self.model.parameters())
+        velocity = optimizer.tensors()[len(parameters) :]
 
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
-        optimizer, project_step = self._optimizer(), None
-        if len(self.memory):
-            replay = self.prepare(self.memory.images)
-            replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
-            steps = config.epochs * -(-len(tokens) // config.batch_size)
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
             size = min(config.memory_batch_size, len(replay))
-            draw = generator(config.seed, "reference", task.index)
-            references = iter(repeated_shuffles(len(replay), steps * size, draw).to(self.device).split(size))
-            parameters: list[Tensor] = list(self.model.parameters())
-            velocity = optimizer.tensors()[len(parameters) :]
+            for own, other in paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device):
+                yield tokens[own], columns[own], *((replay[other], replay_columns[other]) if len(other) else ())
 
-            def project_step() -> None:
-                index = next(references)
-                reference = torch.autograd.grad(loss(replay[index], replay_columns[index]), parameters)
-                gradients = [cast(Tensor, p.grad) for p in parameters]
-                kept = torch._foreach_mul(velocity, config.momentum)
-                torch._foreach_add_(gradients, kept)  # the step that would be taken
-                project(gradients, reference)
-                torch._foreach_sub_(gradients, kept)  # the optimiser adds them again
+        def loss(x: Tensor, y: Tensor, *reference: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(self._features(x)), y)
 
-        own_columns = (task.first_column + task.targets).to(self.device)
+        def project_step(x: Tensor, y: Tensor, *reference: Tensor) -> None:
+            if not reference:
+                return
+            against = torch.autograd.grad(loss(*reference), parameters)
+            gradients = [cast(Tensor, p.grad) for p in parameters]
+            kept = torch._foreach_mul(velocity, config.momentum)
+            torch._foreach_add_(gradients, kept)  # the step that would be taken
+            project(gradients, against)
+            torch._foreach_sub_(gradients, kept)  # the optimiser adds them again
+
         with self._clock("train"):
-            self._fit_rows(
+            fit(
                 loss,
-                tokens,
-                [own_columns],
-                task=task,
+                batches,
+                optimizer,
+                epochs=config.epochs,
+                task=task.index,
+                images=len(tokens),
                 listener=listener,
-                optimizer=optimizer,
                 after_backward=project_step,
+                capture=self.captured,
             )
-        columns = task.first_column + task.targets.numpy()
-        self.memory.update(task.images, columns, generator(config.seed, "memory", task.index))
+        self.memory.update(task.images, columns.cpu().numpy(), generator(config.seed, "memory", task.index))

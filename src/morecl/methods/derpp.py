@@ -62,9 +62,10 @@ class Derpp(SingleHeadLearner):
         seen_by_task = np.cumsum(self.task_sizes)
         width = torch.from_numpy(seen_by_task[self.task_of_column()[columns]]).to(self.device)  # of an image's logits
         entry = torch.arange(len(self.classes), device=self.device)
-        # the reservoir while the task is learned: slot -> index into `images`, slot -> logits
-        held = torch.zeros(config.memory_size, dtype=torch.int64, device=self.device)
-        logits = torch.zeros(config.memory_size, len(self.classes), device=self.device)
+        # the reservoir while the task is learned: slot -> index into `images`, slot -> logits; the last slot takes
+        # what does not enter, so that every step is of the same shape
+        held = torch.zeros(config.memory_size + 1, dtype=torch.int64, device=self.device)
+        logits = torch.zeros(config.memory_size + 1, len(self.classes), device=self.device)
         if len(memory):
             stored = torch.from_numpy(memory.extras["logits"]).to(self.device)
             held[: len(memory)] = torch.arange(len(memory), device=self.device)
@@ -79,13 +80,13 @@ class Derpp(SingleHeadLearner):
             for own, slot in zip(order, slots, strict=True):
                 filled = min(seen, config.memory_size)
                 replay = [torch.randperm(filled, generator=draw)[: config.memory_batch_size] for _ in range(2)]
-                drawn += [own, *replay, *entering(slot)]
+                drawn += [own, *replay, entering(slot, config.memory_size)]
                 seen += len(own)
             sent = torch.cat(drawn).to(self.device).split([len(part) for part in drawn])
-            for own, first, second, rows, slot in zip(*[iter(sent)] * 5, strict=True):
+            for own, first, second, slot in zip(*[iter(sent)] * 4, strict=True):
                 a, b = held[first], held[second]
                 known = entry < width[a][:, None]
-                yield tokens[own], y[own], tokens[a], logits[first], known, tokens[b], y[b], own[rows], rows, slot
+                yield tokens[own], y[own], tokens[a], logits[first], known, tokens[b], y[b], own, slot
 
         def loss(
             x: Tensor, y: Tensor, xa: Tensor, za: Tensor, known: Tensor, xb: Tensor, yb: Tensor, *enter: Tensor
@@ -95,8 +96,8 @@ class Derpp(SingleHeadLearner):
             if len(xa):
                 error = ((ha - za).square() * known).sum() / known.sum()
                 value = value + config.alpha * error + config.beta * F.cross_entropy(hb, yb)  # Eq. 6
-            index, rows, slot = enter
-            held[slot], logits[slot] = index, h.detach()[rows]
+            index, slot = enter
+            held[slot], logits[slot] = index, h.detach()
             return value
 
         fit(
@@ -107,6 +108,7 @@ class Derpp(SingleHeadLearner):
             task=task.index,
             images=count,
             listener=listener,
+            capture=self.captured,
         )
         memory.seen += config.epochs * count
         filled = min(memory.seen, config.memory_size)
@@ -114,11 +116,12 @@ class Derpp(SingleHeadLearner):
         memory.replace(images[kept], columns[kept], logits=logits[:filled].cpu().numpy())
 
 
-def entering(slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows of a batch enter the reservoir, and where: of several that are sent to one slot the last stays.
+def entering(slots: Tensor, elsewhere: int) -> Tensor:
+    """Where each image of a batch goes: of several that are sent to one slot the last stays, others go ``elsewhere``.
 
-    ``slots``: (B,) slot of each image, -1 for none.
+    ``slots``: (B,) slot of each image, -1 for none. -> (B,)
     """
-    slot, back = np.unique(slots.numpy()[::-1], return_index=True)
-    rows = len(slots) - 1 - back
-    return torch.from_numpy(rows[slot >= 0]), torch.from_numpy(slot[slot >= 0])
+    _, back = np.unique(slots.numpy()[::-1], return_index=True)
+    last = torch.zeros(len(slots), dtype=torch.bool)
+    last[len(slots) - 1 - torch.from_numpy(back)] = True
+    return slots.where(last & (slots >= 0), elsewhere)

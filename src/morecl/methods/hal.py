@@ -44,7 +44,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener, silent
 from morecl.random import generator
-from morecl.training import Batch, fit, repeated_shuffles, shuffled_batches
+from morecl.training import Batch, fit, paired_batches
 
 
 class HalConfig(TrainingConfig):
@@ -106,25 +106,18 @@ class Hal(SingleHeadLearner):
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config = self.config
         columns = (task.first_column + task.targets).to(self.device)
-        replay = self.prepare(self.memory.images) if len(self.memory) else None
+        replay = self.prepare(self.memory.images)
         replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            own = shuffled_batches(len(tokens), config.batch_size, draw)
-            if replay:
-                length = len(own) * config.memory_batch_size
-                drawn = repeated_shuffles(len(replay), length, draw).to(self.device).split(config.memory_batch_size)
-            for b, part in enumerate(own):
-                index = part.to(self.device)
-                x, y = tokens[index], columns[index]
-                if replay:
-                    x, y = torch.cat([x, replay[drawn[b]]]), torch.cat([y, replay_columns[drawn[b]]])
-                yield x, y
+            size = config.memory_batch_size
+            for own, other in paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device):
+                yield torch.cat([tokens[own], replay[other]]), torch.cat([columns[own], replay_columns[other]])
 
         anchors = self._stem(self.anchors.images[: task.first_column]) if task.index else None
 
-        def hold() -> None:
+        def hold(*batch: Tensor) -> None:
             if anchors is not None:
                 self._hold(anchors)
 
@@ -137,6 +130,7 @@ class Hal(SingleHeadLearner):
             images=len(tokens),
             listener=listener,
             after_backward=hold,
+            capture=self.captured,
         )
 
     def _hold(self, anchors: Tensor) -> None:

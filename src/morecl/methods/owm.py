@@ -104,7 +104,7 @@ class Owm(SingleHeadLearner):
         with self._clock("train"):
             self._store(task, tokens)
 
-    def _project(self) -> None:
+    def _project(self, *batch: Tensor) -> None:
         """Project the gradients of all trained layers."""
         a, head = self.adapters, self.head
         self.projectors["fc1"].project(cast(Tensor, a.w1.grad), cast(Tensor, a.b1.grad))

@@ -135,6 +135,7 @@ class Pass(SingleHeadLearner):
             task=task.index,
             images=count,
             listener=listener,
+            capture=self.captured,
         )
 
     def _augmented(self, task: TaskData, draw: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ class SingleHeadLearner(Learner):
         loss: Callable[..., Tensor],
         listener: Listener,
         *,
-        after_backward: Callable[[], None] | None = None,
+        after_backward: Callable[..., None] | None = None,
     ) -> None:
         """Minimise ``loss(tokens (B, L, D), columns (B,))`` over the task's own images for ``config.epochs``."""
         columns = (task.first_column + task.targets).to(self.device)
@@ -89,7 +89,7 @@ class SingleHeadLearner(Learner):
         stage: str = "epoch",
         epochs: int | None = None,
         optimizer: ProtectedSGD | None = None,
-        after_backward: Callable[[], None] | None = None,
+        after_backward: Callable[..., None] | None = None,
     ) -> None:
         """Minimise ``loss(inputs, *rows)`` over batches of N images, each epoch in a new order.
 
@@ -115,6 +115,7 @@ class SingleHeadLearner(Learner):
             images=len(inputs),
             listener=listener,
             after_backward=after_backward,
+            capture=self.captured,
         )
 
     def networks(self) -> list[str]:
