@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -41,14 +43,33 @@ def test_features_are_timms_until_something_is_learned(name: str) -> None:
     fresh.initialise(generator(0, "adapters"))
     with torch.no_grad():
         tokens = network.stem(x)
-        assert torch.equal(network.trunk(tokens), expected)
-        assert torch.equal(network.trunk(tokens, network.new_norms()), expected)
-        assert torch.equal(network.trunk(tokens, network.new_norms(), fresh.weights()), expected)
+        assert torch.equal(network.trunk(tokens, every_token=True), expected)
+        assert torch.equal(network.trunk(tokens, network.new_norms(), every_token=True), expected)
+        assert torch.equal(network.trunk(tokens, network.new_norms(), fresh.weights(), every_token=True), expected)
         network.trunk(tokens, network.new_norms(), busy_adapters(network))
         vit = backbone.vit
         assert torch.equal(vit.forward_head(vit.forward_features(x), pre_logits=True), expected)
     assert type(vit) is VisionTransformer
     assert fingerprint(vit.state_dict()) == backbone.sha256
+
+
+@pytest.mark.parametrize("kind", [{}, {"qk_norm": True, "qkv_bias": False, "reg_tokens": 2}, {"global_pool": "avg"}])
+def test_the_class_token_alone_through_the_last_block_changes_nothing(kind: dict[str, Any]) -> None:
+    """In float64, features and gradients agree far beyond float32: what is left out is read by nobody."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, num_classes=0, **kind)
+    network = AdaptedViT(vit.double().requires_grad_(False).eval(), torch.float64)
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    adapters, tokens = AdapterWeights(*(part.detach().double() for part in busy_adapters(network))), network.stem(x)
+    results = []
+    for every_token in (False, True):
+        norms = network.new_norms()
+        features = network.trunk(tokens, norms, adapters, every_token=every_token)
+        features.square().sum().backward()
+        results.append((features.detach(), norms.weight.grad, norms.bias.grad))
+    for short, full in zip(*results, strict=True):
+        assert short is not None and full is not None
+        torch.testing.assert_close(short, full, rtol=1e-6, atol=1e-7)  # features leave as float32
 
 
 def test_adapters_stand_before_the_residual_sum() -> None:
@@ -96,8 +117,8 @@ def test_a_tasks_norms_are_copies_of_every_norm() -> None:
     with torch.no_grad():
         norms.weight.add_(0.1)
         assert not torch.allclose(network.trunk(network.stem(x), norms), expected)
-        assert torch.equal(network.trunk(network.stem(x)), expected)
-        assert torch.equal(network.trunk(network.stem(x), network.new_norms()), expected)
+        assert torch.equal(network.trunk(network.stem(x), every_token=True), expected)
+        assert torch.equal(network.trunk(network.stem(x), network.new_norms(), every_token=True), expected)
 
 
 @pytest.mark.parametrize("name", [SHIPPED, MEAN_POOLED])

@@ -239,12 +239,12 @@ class Learner(ABC):
         return self.score(self.embed_all(self.prepare(images)))
 
     @torch.no_grad()
-    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor, bool], Tensor]) -> Tensor:
-        """``run(tokens (B, L, D), compiled)`` over all images: (N, D). Only full batches are worth compiled code."""
+    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """``run(tokens (B, L, D))`` over all images: (N, D). Large batches keep the device busy without compiled code,
+        and compiling takes longer than a whole evaluation."""
         parts = [torch.empty(0, self.network.dim, device=self.device)]
         for start in range(0, len(tokens), self.eval_batch_size):
-            x = tokens.range(start, start + self.eval_batch_size)
-            parts.append(run(x, self.compiled and len(x) == self.eval_batch_size))
+            parts.append(run(tokens.range(start, start + self.eval_batch_size)))
         return torch.cat(parts)
 
     @contextmanager

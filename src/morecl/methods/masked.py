@@ -152,9 +152,7 @@ class MaskedLearner(Learner):
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
         adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
-        return self._in_batches(
-            tokens, lambda x, compiled: self.network.trunk(x, net.norms, adapters, compiled=compiled)
-        )
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters))
 
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:

@@ -50,7 +50,7 @@ class PrototypeLearner(Learner):
 
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
-        return self._in_batches(tokens, lambda x, compiled: self.network.trunk(x, compiled=compiled))
+        return self._in_batches(tokens, self.network.trunk)
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.prototypes.means.numel()}

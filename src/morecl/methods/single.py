@@ -103,9 +103,7 @@ class Single(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         net = self.tasks[int(network)]
         adapters = net.adapters.weights()
-        return self._in_batches(
-            tokens, lambda x, compiled: self.network.trunk(x, net.norms, adapters, compiled=compiled)
-        )
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

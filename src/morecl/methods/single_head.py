@@ -124,9 +124,7 @@ class SingleHeadLearner(Learner):
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         adapters = self.adapters.weights()
-        return self._in_batches(
-            tokens, lambda x, compiled: self.network.trunk(x, self.norms, adapters, compiled=compiled)
-        )
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, self.norms, adapters))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH_STEP = 16  # folded adapters are cut to a multiple of this, so that a compiled block meets few different shapes
+WIDTH_STEP = 16  # folded adapters are cut to a multiple of this, a width that matrix units like
 
 
 class AdapterWeights(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -69,6 +70,10 @@ class AdaptedViT:
         self.depth = len(vit.blocks)
         self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
         self.block = _template(cast(nn.Module, vit.blocks[0]))
+        attention = vit.blocks[-1].attn
+        plain = type(attention) is Attention and getattr(attention, "gate", None) is None
+        reads_one = self.last_norm == "norm" and vit.global_pool == "token"
+        self._last_block = ClassTokenBlock(self.block) if plain and reads_one else None
         states = [block.state_dict(keep_vars=True) for block in vit.blocks]
         if any(_shapes(state) != _shapes(states[0]) for state in states):
             raise InputError("the backbone's blocks differ in shape; adapters cannot be put into it")
@@ -103,6 +108,7 @@ class AdaptedViT:
         adapters: AdapterWeights | None = None,
         *,
         compiled: bool = False,
+        every_token: bool = False,
     ) -> Tensor:
         """The blocks and the last norm. (B, L, D) -> features (B, D), float32.
 
@@ -110,6 +116,7 @@ class AdaptedViT:
             norms: those of a task; the backbone's own if not given.
             adapters: see :class:`AdapterWeights`; none if not given.
             compiled: run the blocks through ``torch.compile``.
+            every_token: take all tokens through the last block, though only one of them may be read behind it.
         """
         norms = norms or self._norms
         weight, bias = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
@@ -117,6 +124,8 @@ class AdaptedViT:
         parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
         run = _compiled_block() if compiled else _run_block
         x = tokens
+        if compiled and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # else the first block would be compiled apart from the others
         for i, frozen in enumerate(self._frozen):
             state = dict(frozen)
             for branch in (0, 1):
@@ -124,7 +133,10 @@ class AdaptedViT:
                 state[f"norm{branch + 1}.weight"], state[f"norm{branch + 1}.bias"] = weights[place], biases[place]
                 for name, part in zip(AdapterWeights._fields, parts, strict=False):
                     state[f"ls{branch + 1}.1.{name}"] = part[place]
-            x = run(self.block, state, x)
+            if self._last_block and i == self.depth - 1 and not every_token:
+                x = _run_block(self._last_block, {f"block.{name}": value for name, value in state.items()}, x)
+            else:
+                x = run(self.block, state, x)
         return self._pool(x, weights[-1], biases[-1]).float()
 
     def _pool(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -135,6 +147,32 @@ class AdaptedViT:
         if vit.global_pool == "token":  # the norm works token by token: only the class token's is needed
             return layer_norm(vit.pool(x), weight, bias, eps)
         return cast(Tensor, vit.pool(layer_norm(x, weight, bias, eps)))
+
+
+class ClassTokenBlock(nn.Module):
+    """The last block, where only the class token is read behind it: (B, L, D) -> (B, 1, D).
+
+    Keys and values are those of all tokens; query, projection, MLP and adapters are needed for the one token alone.
+    """
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        block = self.block
+        first = x[:, :1] + block.ls1(self._attend(block.norm1(x)))  # type: ignore[operator]
+        return cast(Tensor, first + block.ls2(block.mlp(block.norm2(first))))  # type: ignore[operator]
+
+    def _attend(self, x: Tensor) -> Tensor:
+        attn = cast(Attention, self.block.attn)
+        dim, (weight, bias) = attn.proj.in_features, (attn.qkv.weight, attn.qkv.bias)
+        q = F.linear(x[:, :1], weight[:dim], None if bias is None else bias[:dim])
+        kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])
+        parts = (part.unflatten(-1, (-1, attn.num_heads, dim // attn.num_heads)) for part in (q, kv))
+        (q,), (k, v) = (part.permute(2, 0, 3, 1, 4) for part in parts)  # each (B, heads, tokens, D / heads)
+        out = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        return cast(Tensor, attn.proj(attn.norm(out.transpose(1, 2).flatten(2))))
 
 
 def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:

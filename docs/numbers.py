@@ -1,0 +1,75 @@
+"""Writes the section "Our numbers beside the paper's" of every docs/methods/*.md from the records in results/.
+
+python docs/numbers.py           write
+python docs/numbers.py --check   say which pages are out of date, exit code 1 if there are any
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from morecl.records import Record
+from morecl.suite.paper import BENCHMARKS, paper_number
+from morecl.suite.report import collect
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "methods"
+SOURCES = ("all-methods", "smoke-digits")  # folders of results/ in which every method has its records
+METRICS = ("aca", "aia", "auc", "iauc")
+BEGIN, END = "<!-- numbers: written by docs/numbers.py -->", "<!-- end of numbers -->"
+
+
+def section(method: str, records: list[Record]) -> str:
+    """The table of one method: our value, the paper's in brackets."""
+    own = sorted((r for r in records if r.method == method), key=lambda r: list(BENCHMARKS).index(r.benchmark))
+    lines = [
+        BEGIN,
+        "## Our numbers beside the paper's",
+        "",
+        "One run each, class order 0; in brackets the MORE paper's mean over five class orders with DeiT-S/16 at 224 px",
+        "and its own numbers of epochs, where it has one. Records: "
+        + ", ".join(f"`results/{s}/`" for s in SOURCES)
+        + ".",
+        "",
+        "| benchmark | backbone | epochs | lr | ACA | AIA | AUC | IAUC |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for record in own:
+        config = record.config
+        trains = method not in ("ncm", "csc")
+        epochs, lr = (f"{config[key]:g}" if trains else "-" for key in ("epochs", "lr"))
+        backbone = f"{Path(config['backbone']).stem}, {config['image_size'] or 'its own'} px"
+        cells = [BENCHMARKS[record.benchmark][0], backbone, epochs, lr, *(_cell(record, metric) for metric in METRICS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, END])
+
+
+def _cell(record: Record, metric: str) -> str:
+    value, theirs = getattr(record.metrics, metric), paper_number(record, metric)
+    return f"{value:.2f}" + (f" [{theirs[0]:.2f}]" if theirs else "")
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Path, text as it is, text as it should be, of every page."""
+    records = collect([ROOT / "results" / source for source in SOURCES])
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        after = rest.partition(END)[2].strip("\n")
+        parts = [before.rstrip("\n"), section(path.stem, records), after]
+        yield path, text, "\n\n".join(part for part in parts if part) + "\n"
+
+
+def main() -> int:
+    stale = [(path, wanted) for path, text, wanted in pages() if text != wanted]
+    for path, wanted in stale:
+        print(path.relative_to(ROOT))
+        if "--check" not in sys.argv[1:]:
+            path.write_text(wanted, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
