@@ -28,10 +28,9 @@ def section(method: str, records: list[Record]) -> str:
         BEGIN,
         "## Our numbers beside the paper's",
         "",
-        "One run each, class order 0; in brackets the MORE paper's mean over five class orders with DeiT-S/16 at 224 px",
-        "and its own numbers of epochs, where it has one. Records: "
-        + ", ".join(f"`results/{s}/`" for s in SOURCES)
-        + ".",
+        "One run each, class order 0; in brackets the MORE paper's mean over five class orders with DeiT-S/16 at 224",
+        "px and its own numbers of epochs, where it has one. Records:",
+        f"{' and '.join(f'`results/{source}/`' for source in SOURCES)}.",
         "",
         "| benchmark | backbone | epochs | lr | ACA | AIA | AUC | IAUC |",
         "|---|---|---|---|---|---|---|---|",
