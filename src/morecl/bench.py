@@ -202,7 +202,7 @@ def _training_flop(learner: More) -> float:
     tokens = learner.prepare(_images(8)).range(0, 8)
     with FlopCounterMode(display=False) as counter:
         weights = learner.adapters.weights(*split(net.embedding, config.bottleneck))
-        net.head(learner.network.trunk(tokens, net.norms, weights)).sum().backward()
+        net.head(learner.network.trunk(tokens, net.norms, weights, learner.body)).sum().backward()
     learner.model.zero_grad()
     replayed = config.memory_batch_size / config.batch_size
     return counter.get_total_flops() / 8 * (1 + replayed)

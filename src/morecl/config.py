@@ -21,6 +21,9 @@ class LearnerConfig(BaseModel):
     backbone: str = Field(SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH")
     image_size: int | None = Field(None, ge=4, description="input size in pixels; the backbone's own if not given")
     pretrained: bool = Field(True, description="false: start from random weights")
+    freeze_backbone: bool = Field(
+        True, description="false: the backbone is trained too; by more, hat, owm, ncm and csc in the first task only"
+    )
     seed: int = Field(0, ge=0, lt=2**63)
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
@@ -39,15 +42,29 @@ class LearnerConfig(BaseModel):
             problems = [f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()]
             raise InputError(f"bad setting: {'; '.join(problems)}") from error
 
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained by gradient descent."""
+        return not self.freeze_backbone
 
-class TrainingConfig(LearnerConfig):
-    """Methods that train adapters by stochastic gradient descent."""
+
+class SgdConfig(LearnerConfig):
+    """How stochastic gradient descent goes, for methods that train the backbone or nothing."""
 
     epochs: int = Field(20, ge=1)
     lr: float = Field(0.005, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     batch_size: int = Field(64, ge=1)
+
+
+class TrainingConfig(SgdConfig):
+    """Methods that train adapters."""
+
     bottleneck: int = Field(64, ge=1, description="width of the adapters")
+
+    @property
+    def trains(self) -> bool:
+        return True
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:

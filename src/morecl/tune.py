@@ -76,15 +76,17 @@ def tune(
     if not (lrs and epochs and seeds):
         raise InputError("tuning needs at least one rate, one number of epochs and one seed")
     for name in TUNED:
-        if name not in method_class(request.method).Config.model_fields:
-            raise InputError(f"method {request.method!r} has no setting {name!r}: there is nothing to tune")
         if name in request.settings:
             raise InputError(f"{name} is what is searched: give its values as --{name}, not with --set")
     pairs = [(lr, count) for lr in lrs for count in epochs]
     recipe = load_recipe(request.benchmark)
     asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
     for run in (run for runs in asked.values() for run in runs):  # complain before anything is written
-        method_class(run.method).Config.parse(effective_settings(run, recipe))
+        if not method_class(run.method).Config.parse(effective_settings(run, recipe)).trains:
+            raise InputError(
+                f"method {run.method!r} trains nothing on a frozen backbone: there is nothing to tune; "
+                "with --set freeze_backbone=false there is"
+            )
         finished_record(run, _folder(out, run))
     trials: list[Trial] = []
     for pair, runs in asked.items():

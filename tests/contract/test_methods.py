@@ -23,7 +23,7 @@ COUNT = 6
 TASKS = [tiny.task(kinds, labels, COUNT) for kinds, labels in zip(KINDS, LABELS, strict=True)]
 TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kinds in KINDS for kind in kinds])
 CLASSES = [label for labels in LABELS for label in labels]
-TRAINED = [name for name, method in METHODS.items() if "epochs" in method.Config.model_fields]
+TRAINED = [name for name, method in METHODS.items() if method.Config().trains]
 ENTRIES = {"backbone", "adapters", "norms", "embeddings", "heads", "statistics"}
 
 

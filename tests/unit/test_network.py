@@ -156,3 +156,36 @@ def test_several_tasks_at_once() -> None:
         )
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(alone[0], alone[1])
+
+
+@pytest.mark.parametrize("name", [SHIPPED, "test_vit", MEAN_POOLED, "deit_tiny_patch16_224"])
+def test_a_body_is_the_backbone_until_it_is_trained(name: str) -> None:
+    """Bit for bit; then every weight of it is felt, patch embedding included, and timm's own network stays."""
+    backbone, x, expected = build(name)
+    network = AdaptedViT(backbone.vit, frozen=False)
+    body, norms = network.new_body(), network.new_norms()
+    assert network.prefix(x) is x
+    features = network.trunk(x, norms, body=body)
+    assert torch.equal(features, expected)
+    trained = sum(p.numel() for part in (body, norms) for p in part.parameters())
+    assert trained == sum(p.numel() for p in backbone.vit.parameters())  # all of it, nothing twice
+    features.square().sum().backward()
+    for key, parameter in body.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, key
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(0.01)
+        assert not torch.allclose(network.trunk(x, norms, body=body), expected)
+        assert torch.equal(network.trunk(x, norms, body=network.new_body()), expected)
+    assert fingerprint(backbone.vit.state_dict()) == backbone.sha256
+
+
+def test_a_body_computes_in_the_networks_dtype() -> None:
+    """bfloat16 blocks, float32 weights and gradients, and the features of a frozen backbone at first."""
+    backbone, x, _ = build("test_vit")
+    frozen, trained = (AdaptedViT(backbone.vit, torch.bfloat16, frozen=frozen) for frozen in (True, False))
+    body = trained.new_body()
+    features = trained.trunk(x, body=body)
+    assert torch.equal(features, frozen.trunk(frozen.prefix(x)))
+    features.square().sum().backward()
+    assert {p.dtype for p in body.parameters()} == {p.grad.dtype for p in body.parameters()} == {torch.float32}

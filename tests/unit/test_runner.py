@@ -24,8 +24,10 @@ def test_the_user_overrides_the_recipe() -> None:
 
 
 def test_a_method_gets_only_what_it_knows_of_the_recipe() -> None:
-    assert "epochs" not in settings("ncm")
-    assert settings("ncm", epochs=3)["epochs"] == 3  # what the user set is passed on, to be refused with a message
+    assert "bottleneck" not in settings("ncm")
+    assert (
+        settings("ncm", bottleneck=3)["bottleneck"] == 3
+    )  # what the user set is passed on, to be refused with a message
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, 16), ({"backbone": SHIPPED}, 16), ({"image_size": 32}, 32)])

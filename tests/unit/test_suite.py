@@ -70,12 +70,12 @@ def test_settings_go_to_the_methods_that_have_them_and_a_variant_keeps_its_own()
     suite = suite_of(
         {"methods": ["ncm", "finetune"], "benchmarks": ["digits-5t"]},
         one(variant="slow", settings={"lr": 0.1}, tasks=2),
-        settings={"epochs": 7, "lr": 0.2},
+        settings={"bottleneck": 7, "lr": 0.2},
     )
-    ncm, plain, slow = plan(suite, OUT, settings={"epochs": 3, "lr": 0.3, "device": "cpu"})
-    assert ncm.request.settings == {"device": "cpu"}
-    assert plain.request.settings == {"epochs": 3, "lr": 0.3, "device": "cpu"}
-    assert slow.request.settings == {"epochs": 3, "lr": 0.1, "device": "cpu"}
+    ncm, plain, slow = plan(suite, OUT, settings={"bottleneck": 3, "lr": 0.3, "device": "cpu"})
+    assert ncm.request.settings == {"lr": 0.3, "device": "cpu"}
+    assert plain.request.settings == {"bottleneck": 3, "lr": 0.3, "device": "cpu"}
+    assert slow.request.settings == {"bottleneck": 3, "lr": 0.1, "device": "cpu"}
     assert (plain.request.tasks, slow.request.tasks) == (None, 2)
     assert slow.folder == OUT / "digits-5t" / "finetune-slow" / "order-0-seed-0"
 
@@ -92,8 +92,8 @@ def test_the_same_run_named_twice_is_one_run() -> None:
         (one("finetun"), {}, "unknown method 'finetun'; did you mean 'finetune'"),
         (one(benchmark="digit-5t"), {}, "unknown benchmark 'digit-5t'; did you mean 'digits-5t'"),
         (one(), {"epoch": 1}, "unknown setting 'epoch'; did you mean 'epochs'"),
-        (one("ncm"), {"epochs": 1}, "unknown setting 'epochs'"),
-        (one("ncm", variant="a", settings={"epochs": 1}), {}, "unknown setting 'epochs'"),
+        (one("ncm"), {"bottleneck": 1}, "unknown setting 'bottleneck'"),
+        (one("ncm", variant="a", settings={"bottleneck": 1}), {}, "unknown setting 'bottleneck'"),
         (one(), {"epochs": 0}, "bad setting: epochs=0"),
         (one(), {"seed": 1}, "--seeds"),
         (one(settings={"epochs": 1}, tasks=2), {}, "sets epochs, tasks but has no `variant`"),

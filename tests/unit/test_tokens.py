@@ -32,3 +32,17 @@ def test_what_was_learned_does_not_depend_on_it(monkeypatch: pytest.MonkeyPatch)
         learner.learn_task(*task)
         scores.append(learner.scores(test))
     np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
+
+
+def test_a_trained_backbone_is_given_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept then is no token but the image, resized and normalised; the budget is in its bytes."""
+    learner, images = tiny.create("finetune", freeze_backbone=False), tiny.pictures(0, 12, side=11)
+    size = 12 * 3 * 8 * 8 * 4
+    for budget, kept in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(module, "CPU_CACHE_BYTES", budget)
+        tokens = learner.prepare(images)
+        assert (tokens.cache is not None) == kept
+        index = torch.tensor([3, 0, 11, 3])
+        expected = learner.preprocess(torch.from_numpy(images))
+        torch.testing.assert_close(tokens[index], expected[index])
+        torch.testing.assert_close(tokens.range(5, 9), expected[5:9])

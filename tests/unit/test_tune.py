@@ -139,7 +139,7 @@ def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
     ("changes", "message"),
     [
         ({"validation": None}, "held-out"),
-        ({"method": "ncm"}, "'ncm' has no setting 'lr'"),
+        ({"method": "ncm", "settings": {}}, "'ncm' trains nothing on a frozen backbone"),
         ({"settings": {"lr": 0.1}}, "give its values as --lr"),
         ({"settings": {"epoch": 1}}, "unknown setting 'epoch'"),
         ({"benchmark": "mnist"}, "did you mean 'mnist-5t'"),

@@ -17,11 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, resolve_device, resolve_precision
@@ -89,7 +90,7 @@ class Learner(ABC):
         self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
         self._derived: dict[str, Any] = {}  # what methods compute from what was learned; dropped when that changes
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
-        self.network = AdaptedViT(self.backbone.vit, self.dtype)
+        self.network = AdaptedViT(self.backbone.vit, self.dtype, frozen=config.freeze_backbone)
         self.model = nn.ModuleDict()  # all that is learned, but for the memory
         self._reset()
 
@@ -126,7 +127,8 @@ class Learner(ABC):
     def entries(self) -> dict[str, int]:
         """Numbers kept, by part, without the replay memory. A method adds what it keeps to the backbone's."""
         parts = dict.fromkeys(("backbone", "adapters", "norms", "embeddings", "heads", "statistics"), 0)
-        return parts | {"backbone": sum(value.numel() for value in self.backbone.state.values())}
+        frozen = sum(value.numel() for value in self.backbone.state.values())
+        return parts | {"backbone": frozen if self.body is None else count(self.body)}
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -231,6 +233,26 @@ class Learner(ABC):
         """Share of the maskable neurons that finished tasks have taken, percent; ``None`` without masks."""
         return None
 
+    # ---- a backbone that is trained ---------------------------------------------------------------------------
+
+    @property
+    def body(self) -> VisionTransformer | None:
+        """The trained copy of the backbone that all tasks share, without its norms; ``None`` where there is none."""
+        return cast(VisionTransformer, self.model["backbone"]) if "backbone" in self.model else None
+
+    def _new_body(self) -> dict[str, nn.Module]:
+        """What :meth:`_reset` puts into ``self.model`` for :attr:`body`: nothing if the backbone is frozen."""
+        return {} if self.network.frozen else {"backbone": self.network.new_body()}
+
+    def _keep_body(self) -> None:
+        """Called in :meth:`_grow` by methods of which only the first task may train the backbone."""
+        if self.body is not None:
+            self.body.requires_grad_(len(self.task_sizes) == 1)
+
+    def _body_parameters(self) -> list[nn.Parameter]:
+        """What the newest task trains of :attr:`body`."""
+        return [] if self.body is None else [p for p in self.body.parameters() if p.requires_grad]
+
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     def _output(self, images: Any) -> Output:
@@ -240,7 +262,7 @@ class Learner(ABC):
 
     @torch.no_grad()
     def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``run(tokens (B, L, D))`` over all images: (N, D). Large batches keep the device busy without compiled code,
+        """``run(tokens[...])`` over all images: (N, D). Large batches keep the device busy without compiled code,
         and compiling takes longer than a whole evaluation."""
         parts = [torch.empty(0, self.network.dim, device=self.device)]
         for start in range(0, len(tokens), self.eval_batch_size):

@@ -115,7 +115,7 @@ class Hal(SingleHeadLearner):
             for own, other in paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device):
                 yield torch.cat([tokens[own], replay[other]]), torch.cat([columns[own], replay_columns[other]])
 
-        anchors = self._stem(self.anchors.images[: task.first_column]) if task.index else None
+        anchors = self.network.prefix(self.anchors.images[: task.first_column]) if task.index else None
 
         def hold(*batch: Tensor) -> None:
             if anchors is not None:
@@ -134,7 +134,7 @@ class Hal(SingleHeadLearner):
         )
 
     def _hold(self, anchors: Tensor) -> None:
-        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the tokens of the anchors."""
+        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix."""
         parameters: list[Tensor] = list(self.model.parameters())
         gradients = [cast(Tensor, p.grad) for p in parameters]
         with torch.no_grad():
@@ -186,18 +186,16 @@ class Hal(SingleHeadLearner):
     def _ascent(self, images: Tensor, columns: Tensor, mean: Tensor, hindsight: list[Tensor] | None) -> Tensor:
         """Gradient of what an anchor maximises, in each of ``images``: (classes, 3, S, S)."""
         images = images.detach().requires_grad_()
-        features = self._features(self._stem(images))
+        features = self._features(self.network.prefix(images))
         near = self.config.gamma * (features - mean).square().sum()
         if hindsight is None:
             return torch.autograd.grad(-near, images)[0]
         now = F.cross_entropy(self.head(features), columns, reduction="sum")
         (gradient,) = torch.autograd.grad(-now - near, images)
         with self._at(hindsight):
-            later = F.cross_entropy(self.head(self._features(self._stem(images))), columns, reduction="sum")
+            features = self._features(self.network.prefix(images))
+            later = F.cross_entropy(self.head(features), columns, reduction="sum")
             return gradient + torch.autograd.grad(later, images)[0]
-
-    def _stem(self, images: Tensor) -> Tensor:
-        return self.network.stem(images)
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.anchors.images.numel()}

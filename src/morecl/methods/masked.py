@@ -3,6 +3,9 @@
 The mechanism is HAT's (Serra et al., ICML 2018) on adapters, as MORE uses it; equation numbers are those of the MORE
 paper, Section 3.4. Each task owns its masks, its copy of the norms and its head; later tasks cannot change what it
 uses, because its masks, rounded to exactly {0, 1} when it ends, block their updates.
+
+With ``freeze_backbone=False`` the first task trains the backbone as well. No mask protects it, so later tasks leave it
+as it is; their norms start from those that were trained with it.
 """
 
 from __future__ import annotations
@@ -76,12 +79,15 @@ class MaskedLearner(Learner):
     def _reset(self) -> None:
         adapters = self.network.new_adapters(self.config.bottleneck)
         adapters.initialise(generator(self.config.seed, "adapters"))
-        self.model = nn.ModuleDict({"adapters": adapters, "tasks": nn.ModuleList()}).to(self.device)
+        parts = self._new_body() | {"adapters": adapters, "tasks": nn.ModuleList()}
+        self.model = nn.ModuleDict(parts).to(self.device)
 
     def _grow(self, classes: int) -> None:
         init = generator(self.config.seed, "task", len(self.tasks))
         shape = (len(self.adapters.w1), self.config.bottleneck + self.network.dim)
-        self.tasks.append(self._new_task(self.network.new_norms(), shape, classes, init).to(self.device))
+        start = self.tasks[0].norms if self.body is not None and self.tasks else None
+        self.tasks.append(self._new_task(self.network.new_norms(start), shape, classes, init).to(self.device))
+        self._keep_body()
 
     @property
     def adapters(self) -> Adapters:
@@ -101,8 +107,8 @@ class MaskedLearner(Learner):
         steps: int,
         listener: Listener,
     ) -> None:
-        """Minimise Eq. 13: cross-entropy plus Eq. 12, over the newest task's norms, embedding and head and what earlier
-        tasks left free of the adapters.
+        """Minimise Eq. 13: cross-entropy plus Eq. 12, over the newest task's norms, embedding and head, what earlier
+        tasks left free of the adapters and, in the first task, a backbone that is not frozen.
 
         Args:
             batches: ``batches(epoch)`` yields ``steps`` times tokens (B, L, D), targets (B,) and weights (B,) of the
@@ -119,7 +125,7 @@ class MaskedLearner(Learner):
         def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
             a = attention(net.embedding, s, config.s_max)  # Eq. 8
             adapters = self.adapters.weights(*split(a, config.bottleneck))  # Eq. 9
-            features = self.network.trunk(x, net.norms, adapters, compiled=self.compiled)
+            features = self.network.trunk(x, net.norms, adapters, self.body, compiled=self.compiled)
             errors = F.cross_entropy(net.head(features), y, reduction="none")
             return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 
@@ -129,7 +135,7 @@ class MaskedLearner(Learner):
 
         guard = protection(*split(before, config.bottleneck))
         shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
-        owned = [*net.norms.parameters(), net.embedding, *net.head.parameters()]
+        owned = [*net.norms.parameters(), net.embedding, *net.head.parameters(), *self._body_parameters()]
         fit(
             loss,
             annealed,
@@ -152,7 +158,7 @@ class MaskedLearner(Learner):
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
         adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters))
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, self.body))
 
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
@@ -165,7 +171,7 @@ class MaskedLearner(Learner):
             self._derived["together"] = ((norms[0], norms[1]), self._folded(self.tasks))
         norms, adapters = self._derived["together"]
         x = tokens.range(0, count)
-        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters)
+        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
         return list(features.view(tasks, count, -1))
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:

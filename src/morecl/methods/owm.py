@@ -15,7 +15,8 @@ more column of its weight that sees the constant input 1.
 Deviations:
 
 - The norms, which the original does not have, are trained in the first task only: there is no input they could be
-  projected away from, and moving them would move what every layer behind them sees.
+  projected away from, and moving them would move what every layer behind them sees. So is the backbone, for the same
+  reason, if ``freeze_backbone=False``.
 - In a layer that sees L tokens an image, each position's mean is an input of its own, as the original does with the
   positions of a convolution. The L rank-one steps are taken at once (Woodbury's identity).
 - P is updated when a task is finished, as that paper's text has it; the published code updates it in every batch.
@@ -83,6 +84,10 @@ class Owm(SingleHeadLearner):
         parts = {"fc1": Projector(count, dim), "fc2": Projector(count, bottleneck), "head": Projector(1, dim)}
         self.model["projectors"] = nn.ModuleDict(parts).to(self.device)
 
+    def _grow(self, classes: int) -> None:
+        super()._grow(classes)
+        self._keep_body()
+
     @property
     def projectors(self) -> dict[str, Projector]:
         """``fc1`` and ``fc2`` of all adapters and ``head`` (an ``nn.ModuleDict``)."""
@@ -91,7 +96,7 @@ class Owm(SingleHeadLearner):
     def _optimizer(self) -> ProtectedSGD:
         trained = [*self.adapters.parameters(), *self.head.parameters()]
         if len(self.task_sizes) == 1:
-            trained += self.norms.parameters()
+            trained += [*self.norms.parameters(), *self._body_parameters()]
         return ProtectedSGD(trained, self.config.lr, self.config.momentum)
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
@@ -137,7 +142,7 @@ class Owm(SingleHeadLearner):
         slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
         handles = [slot.register_forward_pre_hook(keep) for slot in slots]
         try:
-            features = self.network.trunk(x, self.norms, self.adapters.weights(), every_token=True)
+            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body, every_token=True)
         finally:
             for handle in handles:
                 handle.remove()

@@ -1,16 +1,22 @@
-"""What prototype classifiers share: a frozen backbone and one mean a class."""
+"""What prototype classifiers share: one mean a class, under features that no later task changes."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from morecl.config import LearnerConfig
-from morecl.methods.base import Learner, TaskData
+from morecl.config import LearnerConfig, SgdConfig
+from morecl.methods.base import Learner, TaskData, count
+from morecl.nn.heads import GrowingHead
+from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
+from morecl.random import generator
+from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
 
 
 class Prototypes(nn.Module):
@@ -27,30 +33,75 @@ class Prototypes(nn.Module):
 
 
 class PrototypeLearner(Learner):
-    """A learner that trains nothing. A subclass says in ``score`` how an image is compared with the means."""
+    """A learner that trains nothing. A subclass says in ``score`` how an image is compared with the means.
 
-    Config: ClassVar[type[LearnerConfig]] = LearnerConfig
+    With ``freeze_backbone=False`` there must be something to train the backbone with: the first task does, by
+    cross-entropy through a linear head that is thrown away, and backbone and norms stay so, as the means of its classes
+    would lose their meaning otherwise.
+    """
+
+    Config: ClassVar[type[LearnerConfig]] = SgdConfig
+    config: SgdConfig
 
     def _reset(self) -> None:
         self.prototypes = Prototypes(self.network.dim)
-        self.model = nn.ModuleDict({"prototypes": self.prototypes}).to(self.device)
+        parts = self._new_body() | {"prototypes": self.prototypes}
+        if not self.network.frozen:
+            parts["norms"] = self.network.new_norms()
+        self.model = nn.ModuleDict(parts).to(self.device)
 
     def _grow(self, classes: int) -> None:
         self.prototypes.grow(classes)
+        self._keep_body()
+
+    @property
+    def norms(self) -> Norms | None:
+        """Those that were trained with the backbone; ``None`` where it is frozen."""
+        return cast(Norms, self.model["norms"]) if "norms" in self.model else None
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
+        tokens = self.prepare(task.images)
         with self._clock("train"):
-            features = self.embed(self.prepare(task.images), "frozen").double()
+            if self.norms is not None and task.index == 0:
+                self._train([*self._body_parameters(), *self.norms.parameters()], task, tokens, listener)
+            features = self.embed(tokens, self.networks()[0]).double()
             for c in range(task.classes):
                 own = (task.targets == c).to(self.device)
                 self.prototypes.means[task.first_column + c] = features[own].mean(0)
 
+    def _train(self, parameters: list[nn.Parameter], task: TaskData, tokens: Tokens, listener: Listener) -> None:
+        """Minimise the cross-entropy of a head of its own over ``parameters``."""
+        config, targets = self.config, task.targets.to(self.device)
+        head = GrowingHead(self.network.dim).to(self.device)
+        head.grow(task.classes, generator(config.seed, "head", task.index))
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
+            for part in shuffled_batches(len(tokens), config.batch_size, draw):
+                index = part.to(self.device)
+                yield tokens[index], targets[index]
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            compiled = self.compiled and len(x) == config.batch_size
+            return F.cross_entropy(head(self.network.trunk(x, self.norms, body=self.body, compiled=compiled)), y)
+
+        fit(
+            loss,
+            batches,
+            ProtectedSGD([*parameters, *head.parameters()], config.lr, config.momentum),
+            epochs=config.epochs,
+            task=task.index,
+            images=len(tokens),
+            listener=listener,
+        )
+
     def networks(self) -> list[str]:
-        return ["frozen"]
+        return ["frozen" if self.network.frozen else f"after task {min(1, len(self.task_sizes))}"]
 
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
-        return self._in_batches(tokens, self.network.trunk)
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, self.norms, body=self.body))
 
     def entries(self) -> dict[str, int]:
-        return super().entries() | {"statistics": self.prototypes.means.numel()}
+        norms = 0 if self.norms is None else count(self.norms)
+        return super().entries() | {"norms": norms, "statistics": self.prototypes.means.numel()}

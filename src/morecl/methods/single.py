@@ -13,7 +13,8 @@ adapters as every other method's first task and uses the same settings.
 Its class-incremental answer is what independent models give without knowing the task: the largest softmax output over
 all models. That number is no bound of anything; none of the models has seen the others' classes.
 
-Deviations: none; the paper gives no further detail.
+Deviations: none; the paper gives no further detail. With ``freeze_backbone=False`` each task trains a copy of the
+backbone of its own, from the initial weights.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
@@ -37,10 +39,19 @@ from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
 
 
 class TaskModel(nn.Module):
-    """All that one task trains: adapters, norms, head (D -> |Y|)."""
+    """All that one task trains: adapters, norms, head (D -> |Y|) and, unless it is frozen, the backbone."""
 
-    def __init__(self, adapters: Adapters, norms: Norms, dim: int, classes: int, init: torch.Generator):
+    def __init__(
+        self,
+        adapters: Adapters,
+        norms: Norms,
+        body: VisionTransformer | None,
+        dim: int,
+        classes: int,
+        init: torch.Generator,
+    ):
         super().__init__()
+        self.backbone = body
         self.adapters = adapters
         self.norms = norms
         self.head = skip_init(nn.Linear, dim, classes)  # its own initialisation draws from the global generator
@@ -60,9 +71,9 @@ class Single(Learner):
         adapters = self.network.new_adapters(self.config.bottleneck)
         adapters.initialise(generator(self.config.seed, "adapters"))
         init = generator(self.config.seed, "head", len(self.task_sizes))
-        self.tasks.append(
-            TaskModel(adapters, self.network.new_norms(), self.network.dim, classes, init).to(self.device)
-        )
+        body = None if self.network.frozen else self.network.new_body()
+        net = TaskModel(adapters, self.network.new_norms(), body, self.network.dim, classes, init)
+        self.tasks.append(net.to(self.device))
 
     @property
     def tasks(self) -> list[TaskModel]:
@@ -81,7 +92,7 @@ class Single(Learner):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             compiled = self.compiled and len(x) == config.batch_size
-            features = self.network.trunk(x, net.norms, net.adapters.weights(), compiled=compiled)
+            features = self.network.trunk(x, net.norms, net.adapters.weights(), net.backbone, compiled=compiled)
             return F.cross_entropy(net.head(features), y)
 
         with self._clock("train"):
@@ -103,7 +114,7 @@ class Single(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         net = self.tasks[int(network)]
         adapters = net.adapters.weights()
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters))
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, net.backbone))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:
@@ -111,8 +122,11 @@ class Single(Learner):
         return Output(p, p, p.amax(1))
 
     def entries(self) -> dict[str, int]:
-        return super().entries() | {
+        parts = {
             "adapters": count(*(net.adapters for net in self.tasks)),
             "norms": count(*(net.norms for net in self.tasks)),
             "heads": count(*(net.head for net in self.tasks)),
         }
+        if not self.network.frozen:
+            parts["backbone"] = count(*(net.backbone for net in self.tasks))
+        return super().entries() | parts

@@ -1,4 +1,4 @@
-"""What single-head methods share: adapters and norms that all tasks train, and one growing head."""
+"""What single-head methods share: adapters, norms (and the backbone, unless frozen) that all tasks train; one head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SingleHeadLearner(Learner):
     def _reset(self) -> None:
         adapters = self.network.new_adapters(self.config.bottleneck)
         adapters.initialise(generator(self.config.seed, "adapters"))
-        parts = {
+        parts = self._new_body() | {
             "adapters": adapters,
             "norms": self.network.new_norms(),
             "head": GrowingHead(self.network.dim),
@@ -54,7 +54,7 @@ class SingleHeadLearner(Learner):
     def _features(self, tokens: Tensor) -> Tensor:
         """(B, L, D) -> (B, D), with gradients. Whole batches are worth compiled code, remainders are not."""
         compiled = self.compiled and len(tokens) % self.config.batch_size == 0
-        return self.network.trunk(tokens, self.norms, self.adapters.weights(), compiled=compiled)
+        return self.network.trunk(tokens, self.norms, self.adapters.weights(), self.body, compiled=compiled)
 
     def _logits(self, tokens: Tokens) -> Tensor:
         """(N, classes): what the head says now; the outputs of a teacher before training goes on."""
@@ -124,7 +124,7 @@ class SingleHeadLearner(Learner):
     @torch.no_grad()
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         adapters = self.adapters.weights()
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, self.norms, adapters))
+        return self._in_batches(tokens, lambda x: self.network.trunk(x, self.norms, adapters, self.body))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -53,19 +54,23 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 class AdaptedViT:
-    """A frozen ``vit`` with adapters put into it: ``x + A1(attn(norm1(x)))``, then ``x + A2(mlp(norm2(x)))``.
+    """A ``vit`` with adapters put into it: ``x + A1(attn(norm1(x)))``, then ``x + A2(mlp(norm2(x)))``.
 
     timm's blocks are used as they are but for two changes: the adapters stand behind ``ls1`` and ``ls2``, which timm
     runs last in each branch, and the norms take the weights they are handed. One such block, without weights of its
     own, stands for all: weights of the block, norms and adapters of the task are handed in on every call. So the
     network has no current task, and compiling the one block compiles them all.
 
+    ``vit`` itself never changes. Where the backbone is trained (not ``frozen``), copies of it are (:meth:`new_body`),
+    handed in on every call like norms and adapters; what goes into :meth:`trunk` are then the images.
+
     ``dtype`` is what the blocks compute in. Parameters that are trained stay float32 and are cast on the way in.
     """
 
-    def __init__(self, vit: VisionTransformer, dtype: torch.dtype = torch.float32):
+    def __init__(self, vit: VisionTransformer, dtype: torch.dtype = torch.float32, *, frozen: bool = True):
         self.vit = vit
         self.dtype = dtype
+        self.frozen = frozen
         self.dim: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
@@ -77,11 +82,7 @@ class AdaptedViT:
         states = [block.state_dict(keep_vars=True) for block in vit.blocks]
         if any(_shapes(state) != _shapes(states[0]) for state in states):
             raise InputError("the backbone's blocks differ in shape; adapters cannot be put into it")
-        own = ("norm1.", "norm2.")
-        self._frozen = [
-            {_slot_name(key): value.detach().to(dtype) for key, value in state.items() if not key.startswith(own)}
-            for state in states
-        ]
+        self._frozen = [{key: value.detach() for key, value in _weights(block, dtype).items()} for block in vit.blocks]
         norms = [getattr(block, name) for block in vit.blocks for name in ("norm1", "norm2")]
         norms.append(getattr(vit, self.last_norm))
         if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
@@ -92,29 +93,52 @@ class AdaptedViT:
         """Two adapters for each block."""
         return Adapters(2 * self.depth, self.dim, bottleneck)
 
-    def new_norms(self) -> Norms:
-        """A task's own norms, starting from the pre-trained ones."""
-        return Norms(self._norms.weight, self._norms.bias)
+    def new_norms(self, start: Norms | None = None) -> Norms:
+        """A task's own norms, starting from the backbone's, or from ``start``."""
+        start = start or self._norms
+        return Norms(start.weight, start.bias)
 
-    def stem(self, images: Tensor) -> Tensor:
-        """The part no task changes: patches, class token, positions. (B, 3, S, S) -> (B, L, D)."""
+    def new_body(self) -> VisionTransformer:
+        """A copy of the backbone to be trained, float32, without the norms that :meth:`new_norms` gives."""
+        body = copy.deepcopy(self.vit)
+        for block in body.blocks:
+            block.norm1, block.norm2 = nn.Identity(), nn.Identity()
+        setattr(body, self.last_norm, nn.Identity())
+        return body.requires_grad_()
+
+    def prefix(self, images: Tensor) -> Tensor:
+        """What training does not change: the tokens (B, L, D) of a frozen stem, else the images (B, 3, S, S)."""
+        return self.stem(images) if self.frozen else images
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Size of one image's :meth:`prefix`."""
         vit = self.vit
+        if self.frozen:
+            return (vit.patch_embed.num_patches + vit.num_prefix_tokens) * self.dim * self.dtype.itemsize
+        return 3 * math.prod(vit.patch_embed.img_size) * torch.float32.itemsize
+
+    def stem(self, images: Tensor, body: VisionTransformer | None = None) -> Tensor:
+        """What stands before the blocks: patches, class token, positions. (B, 3, S, S) -> (B, L, D)."""
+        vit = self.vit if body is None else body
         return cast(Tensor, vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))).to(self.dtype)
 
     def trunk(
         self,
-        tokens: Tensor,
+        prefix: Tensor,
         norms: Norms | tuple[Tensor, Tensor] | None = None,
         adapters: AdapterWeights | None = None,
+        body: VisionTransformer | None = None,
         *,
         compiled: bool = False,
         every_token: bool = False,
     ) -> Tensor:
-        """The blocks and the last norm. (B, L, D) -> features (B, D), float32.
+        """The rest: blocks and last norm. (B, L, D) -> features (B, D), float32.
 
         Args:
             norms: those of a task; the backbone's own if not given.
             adapters: see :class:`AdapterWeights`; none if not given.
+            body: a trained copy of the backbone, whose stem and blocks are used; then ``prefix`` are the images.
             compiled: run the blocks through ``torch.compile``.
             every_token: take all tokens through the last block, though only one of them may be read behind it.
         """
@@ -123,11 +147,12 @@ class AdaptedViT:
         weights, biases = weight.to(self.dtype).unbind(0), bias.to(self.dtype).unbind(0)
         parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
         run = _compiled_block() if compiled else _run_block
-        x = tokens
+        x = prefix if body is None else self.stem(prefix, body)
         if compiled and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # else the first block would be compiled apart from the others
-        for i, frozen in enumerate(self._frozen):
-            state = dict(frozen)
+        blocks = self._frozen if body is None else [_weights(block, self.dtype) for block in body.blocks]
+        for i, block in enumerate(blocks):
+            state = dict(block)
             for branch in (0, 1):
                 place = 2 * i + branch
                 state[f"norm{branch + 1}.weight"], state[f"norm{branch + 1}.bias"] = weights[place], biases[place]
@@ -194,9 +219,13 @@ def _template(block: nn.Module) -> nn.Module:
     return template
 
 
-def _slot_name(key: str) -> str:
-    """``ls1.gamma`` is ``ls1.0.gamma`` once the adapter stands behind it."""
-    return key.replace("ls1.", "ls1.0.").replace("ls2.", "ls2.0.")
+def _weights(block: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A block's weights but for its norms. ``ls1.gamma`` is ``ls1.0.gamma`` once the adapter stands behind it."""
+    return {
+        key.replace("ls1.", "ls1.0.").replace("ls2.", "ls2.0."): value.to(dtype)
+        for key, value in block.state_dict(keep_vars=True).items()
+        if not key.startswith(("norm1.", "norm2."))
+    }
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, Sequence[int]]:

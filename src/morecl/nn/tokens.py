@@ -1,4 +1,4 @@
-"""Images of a data set on the device, turned into backbone tokens when they are needed, once if they fit."""
+"""Images of a data set on the device, turned into what the network wants when they are needed, once if they fit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ STEM_BATCH = 256
 
 
 class Tokens:
-    """The tokens of N images before the first block, which no task changes.
+    """The part of N images' way through the network that training does not change (:meth:`AdaptedViT.prefix`): tokens
+    before the first block; where the backbone is trained, the images as it wants them.
 
     They are computed once and kept if they fit into the budget (2 GiB on a CPU, a quarter of a GPU's memory);
     else the uint8 images stay on the device (in pinned host memory, if even they do not fit) and the tokens are
     computed for each batch anew.
 
-    ``tokens[index]``: (B,) int64 on the device -> (B, L, D).
+    ``tokens[index]``: (B,) int64 on the device -> (B, L, D), or (B, 3, S, S).
     """
 
     def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray):
@@ -31,8 +32,7 @@ class Tokens:
         host = torch.from_numpy(np.require(images, requirements=["C", "W"]))
         fits = device.type != "cuda" or host.nbytes <= _budget(device)
         self.images = host.to(device) if fits else host.pin_memory()
-        length = network.vit.patch_embed.num_patches + network.vit.num_prefix_tokens
-        needed = len(images) * length * network.dim * network.dtype.itemsize
+        needed = len(images) * network.prefix_bytes
         self.cache: Tensor | None = None
         if fits and 0 < needed <= _budget(device):
             self.cache = torch.cat([self._compute(part) for part in self.images.split(STEM_BATCH)])
@@ -54,7 +54,7 @@ class Tokens:
     @torch.no_grad()
     def _compute(self, images: Tensor) -> Tensor:
         images = images.to(self.device, non_blocking=True)
-        return self.network.stem(self.preprocess(images))
+        return self.network.prefix(self.preprocess(images))
 
 
 def _budget(device: torch.device) -> int:
