@@ -99,6 +99,12 @@ def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:
     assert list(aca_cells(records)) == ["MORE"]
 
 
+def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
+    configs: list[dict[str, Any]] = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
+    records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
+    assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
+
+
 def test_what_the_config_tells_is_not_told_twice() -> None:
     records = [with_aca(70.0, train_images=100 * n, config={"train_per_class": n}) for n in (1, 2)]
     assert set(aca_cells(records)) == {"MORE (train per class 1)", "MORE (train per class 2)"}

@@ -16,6 +16,7 @@ Deviations:
   momentum * v + g in place of g. Were only g projected, what momentum keeps would not be, and the veto would be worth
   nothing (digits-5t at 16 px, on a held-out fifth of the training images: ACA 17 instead of 64).
 - One head over all classes seen (class-incremental) instead of one a task.
+- ``freeze_backbone=False`` trains the backbone in every task; g then runs over it too.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ length ||z - m||^2 = 2 - 2 cos(z, m), and both choose the same class. The OOD sc
 softmax(similarity).
 
 Deviations: none; the paper names no temperature, so the softmax has none. As similarities lie in [-1, 1] its
-probabilities are nearly equal; the decision does not depend on that.
+probabilities are nearly equal; the decision does not depend on that. :mod:`morecl.methods.prototypes` says how a
+backbone that is not frozen is trained.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ Deviations:
   padded with zeros, and the squared error is taken over the entries that existed (the authors' head has all classes
   from the start). Like theirs, it is the mean over entries, not their sum.
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
+  ``freeze_backbone=False`` trains the backbone in every task.
 - alpha and beta are the authors' for CIFAR-10 with 200 images in the memory; they search them per benchmark and size.
 """
 

@@ -18,7 +18,8 @@ too. At last the memory takes its share of the new classes by herding.
 Deviations:
 
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation, no
-  gradient noise, no weight decay and no learning-rate steps.
+  gradient noise, no weight decay and no learning-rate steps. ``freeze_backbone=False`` trains the backbone in
+  every task.
 - Rate and epochs of the first stage are the benchmark's. The second keeps the paper's 30 epochs at a tenth of the rate.
 - Distillation over a task of one class is void (its softmax is 1), so such a task is held by the memory alone.
 """

@@ -1,7 +1,8 @@
 """Naive fine-tuning: the lower bound.
 
 Each task trains adapters, norms and the growing head on its own data alone, cross-entropy over all classes seen. No
-memory, no protection: what earlier tasks needed is overwritten.
+memory, no protection: what earlier tasks needed is overwritten. With ``freeze_backbone=False`` the backbone is trained
+like the rest.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ Deviations:
   in the published method, so it has nothing to say here; P and C are what remains.
 - Frozen pre-trained backbone with trained adapters and norms instead of a WideResNet from scratch; no augmentation, no
   weight decay, no learning-rate steps. Steps 1 and 2 take ``epochs`` each (200 and 180 in the paper).
+  ``freeze_backbone=False`` trains the backbone in every task, in steps 1 and 2.
 - In step 3 the features do not change, so they are computed once and the head is trained on them.
 """
 

@@ -25,6 +25,7 @@ Deviations:
 - phi_t is the exact mean of the task's features when it is finished, not a running one.
 - The first task has no past to be forgotten for: its anchors follow the mean embedding alone.
 - The memory is the balanced one of all methods here, batches of 64 + 64; momentum in the step that is taken.
+- ``freeze_backbone=False`` trains the backbone in every task; it is then part of theta.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ order is that of its head. The OOD score is the maximum softmax probability of t
 Deviations:
 
 - HAT's masks sit on the adapters of a frozen ViT, not on all units; norms are per task and need no protection.
+  ``freeze_backbone=False`` trains the ViT in the first task only (:mod:`morecl.methods.masked`).
 - A finished task's masks are rounded to exactly {0, 1}, so the protection does not leak.
 - Entropies are compared as they are, as in HyperNet, where all tasks have equally many classes. With unequal tasks the
   smaller one is favoured (its entropy is bounded by log |Y^k|); a task of one class has entropy 0 and always wins.

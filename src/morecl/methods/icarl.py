@@ -16,6 +16,7 @@ mean is nearest (Algorithm 1), features and means normalised to length one,
 Deviations:
 
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
+  ``freeze_backbone=False`` trains the backbone in every task.
 - The loss is summed over classes and averaged over the images of a batch (the published code averages over both and
   makes up for it with a learning rate of 2).
 - No weight decay and no learning-rate steps: rate and epochs are those of the benchmark, as for every method here.

@@ -3,6 +3,7 @@
 Keeps every image. For each task it starts anew from the pre-trained backbone (fresh adapters, norms and head) and
 trains on everything seen so far, cross-entropy over all classes, as if all had come at once. Not a continual learner:
 nothing can be forgotten, and both memory and time grow with the stream. It says what the others could reach at best.
+With ``freeze_backbone=False`` the backbone is trained too, each time anew from its initial weights.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ Deviations from the paper's text, all of them where it leaves a choice:
   classes: errors then go to later tasks four times in five. docs/methods/more.md has the measurements.
 - Features behind a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
   dimensions the covariance is shrunk. See :func:`morecl.gaussian.precision`.
+- ``freeze_backbone=False`` trains the ViT in the first task only: nothing protects it, and features of finished tasks
+  must not change. Norms of later tasks start from the first's, which were trained with it.
 """
 
 from __future__ import annotations

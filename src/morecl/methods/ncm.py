@@ -3,6 +3,8 @@
 Nothing is trained: a class is the mean of its features, an image goes to the nearest mean (Euclidean). Adding a class
 does not touch the others, so there is no forgetting; what it reaches is what the pre-trained features are worth.
 The OOD score is the maximum of softmax(-distance).
+
+Deviations: none on a frozen backbone; :mod:`morecl.methods.prototypes` says how one that is not frozen is trained.
 """
 
 from __future__ import annotations

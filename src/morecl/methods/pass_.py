@@ -26,6 +26,7 @@ Deviations:
   backbone, and without it training diverges on the former.
 - The features of the old network are computed once a task: without random augmentation they are constants.
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
+- ``freeze_backbone=False`` trains the backbone in every task.
 """
 
 from __future__ import annotations

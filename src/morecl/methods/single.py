@@ -128,5 +128,5 @@ class Single(Learner):
             "heads": count(*(net.head for net in self.tasks)),
         }
         if not self.network.frozen:
-            parts["backbone"] = count(*(net.backbone for net in self.tasks))
+            parts["backbone"] = count(*(net.backbone for net in self.tasks if net.backbone is not None))
         return super().entries() | parts

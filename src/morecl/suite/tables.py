@@ -395,7 +395,8 @@ _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = 
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    return {path: value for path, value in flatten(record.config).items() if path.split(".")[-1] not in NOT_A_SETTING}
+    flat = {"freeze_backbone": True} | flatten(record.config)  # a record that does not say so is of the time before
+    return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
 
 
 def _facts(record: Record) -> dict[str, Any]:
