@@ -100,7 +100,7 @@ def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:
 
 
 def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
-    configs: list[dict[str, Any]] = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
+    configs = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
     records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
     assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
 
