@@ -93,6 +93,7 @@ class PrototypeLearner(Learner):
             task=task.index,
             images=len(tokens),
             listener=listener,
+            capture=self.captured,
         )
 
     def networks(self) -> list[str]:
