@@ -192,7 +192,7 @@ class ClassTokenBlock(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         attn = cast(Attention, self.block.attn)
         dim, (weight, bias) = attn.proj.in_features, (attn.qkv.weight, attn.qkv.bias)
-        q = F.linear(x[:, :1], weight[:dim], None if bias is None else bias[:dim])
+        q = F.linear(x[:, :1].contiguous(), weight[:dim], None if bias is None else bias[:dim])
         kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])
         parts = (part.unflatten(-1, (-1, attn.num_heads, dim // attn.num_heads)) for part in (q, kv))
         (q,), (k, v) = (part.permute(2, 0, 3, 1, 4) for part in parts)  # each (B, heads, tokens, D / heads)
