@@ -251,24 +251,39 @@ def report(
 
 @app.command()
 def bench(
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="all|NAME,...", help="Measure instead what a pass and a further task cost with these."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two minutes on two CPU cores.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
     backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Input size in pixels; else the backbone's own.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="For every method that has the setting; repeatable."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
     compile_: Annotated[str | None, typer.Option("--compile", help="auto, on or off.")] = None,
 ) -> None:
-    """Measure training and prediction speed here, against the number of tasks."""
-    from morecl import bench as benchmark
+    """Measure speed here: of MORE against the number of tasks or, with --methods, of learning with each method."""
+    from morecl.bench import cost, speed
+    from morecl.config import parse_assignments
     from morecl.files import write_json
 
-    given = {"backbone": backbone, "device": device, "precision": precision, "compile": compile_}
+    settings = parse_assignments(set_ or [])
+    named = {"backbone": backbone, "image_size": image_size, "device": device}
+    settings |= _given(named | {"precision": precision, "compile": compile_})
     console = _console()
+    result: speed.Bench | cost.Costs
     with console.status("starting") as status:
-        result = benchmark.bench(
-            _given(given), benchmark.QUICK if quick else benchmark.Size(), lambda what: status.update(what)
-        )
-    benchmark.show(result, console)
+        if methods is None:
+            result = speed.bench(settings, speed.QUICK if quick else speed.Size(), lambda what: status.update(what))
+        else:
+            names, size = cost.method_names(methods), cost.QUICK if quick else cost.Size()
+            result = cost.measure(names, settings, size, lambda what: status.update(what))
+    result.show(console)
     if out:
         write_json(out, result.as_dict())
 

@@ -1,12 +1,10 @@
 """How fast MORE is here: training, its stages as tasks grow in number, prediction against the number of tasks.
 
-Everything runs on made-up images: speed does not depend on what they show. A learner with T tasks is made by growing
-it, which costs nothing, so that T = 20 need not be trained first.
+A learner with T tasks is made by growing it, which costs nothing, so that T = 20 need not be trained first.
 """
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +19,18 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import morecl
+from morecl.bench.common import (
+    CLASSES_PER_TASK,
+    backbone_name,
+    device_name,
+    made_up_images,
+    precision_name,
+    versions,
+    wait_for,
+)
 from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
-
-CLASSES_PER_TASK = 2
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,50 @@ class Bench:
     def as_dict(self) -> dict[str, Any]:
         return {"schema": "morecl.bench/1", **asdict(self)}
 
+    def show(self, console: Console) -> None:
+        """The record as tables."""
+        console.print(
+            f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, "
+            f"{'compiled' if self.compiled else 'not compiled'}"
+        )
+        console.print(
+            f"training: {self.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
+            f"{self.training_gflop_per_image:.2f} GFLOP each, {100 * self.training_share_of_matrix_rate:.0f} % of the "
+            f"{self.matrix_tflops:,.1f} TFLOP/s that large matrix products reach here"
+        )
+        table = Table(box=box.SIMPLE_HEAD)
+        for head in (
+            "tasks",
+            "next task s",
+            "back-update s",
+            "one image ms",
+            "one by one ms",
+            "images/s",
+            "one by one",
+        ):
+            table.add_column(head, justify="right")
+        for row in self.at_tasks:
+            table.add_row(
+                str(row.tasks),
+                f"{row.train_next_task:.2f}",
+                f"{row.back_update:.2f}",
+                f"{1000 * row.latency_together:.1f}",
+                f"{1000 * row.latency_separate:.1f}",
+                f"{row.images_per_second:,.0f}",
+                f"{row.images_per_second_separate:,.0f}",
+            )
+        console.print(table)
+        if len(self.at_tasks) > 1:
+            together, separate = (1000 * growth(self.at_tasks, f"latency_{how}") for how in ("together", "separate"))
+            console.print(
+                f"a further task adds {together:.2f} ms to the answer for one image ({separate:.2f} one by one)"
+            )
+
 
 def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -> Bench:
     """Measure; ``report`` is told what is being measured."""
     settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
-    images = _images(size.images)
+    images = made_up_images(size.images)
     learner = _learner(settings, 0)
     report("matrix products")
     rate = matrix_rate(learner.device, learner.dtype)
@@ -94,10 +137,10 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     speed = statistics.median(speeds[1:] or speeds)
     flop = _training_flop(learner)
     result = Bench(
-        device=_device_name(learner.device),
-        precision=str(learner.dtype).removeprefix("torch."),
+        device=device_name(learner.device),
+        precision=precision_name(learner),
         compiled=learner.compiled,
-        backbone=learner.backbone.architecture or learner.backbone.name,
+        backbone=backbone_name(learner),
         image_size=learner.backbone.input.size,
         settings=learner.config.model_dump(mode="json"),
         matrix_tflops=rate / 1e12,
@@ -105,7 +148,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
         training_gflop_per_image=flop / 1e9,
         training_share_of_matrix_rate=speed * flop / rate,
         peak_memory_bytes=torch.cuda.max_memory_allocated() if learner.device.type == "cuda" else None,
-        versions={"morecl": morecl.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        versions=versions(),
     )
     for tasks in size.tasks:
         report(f"{tasks} tasks")
@@ -120,36 +163,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / _seconds(lambda: a @ b, device, 5)
 
 
-def show(result: Bench, console: Console) -> None:
-    """The record as tables."""
-    console.print(
-        f"{result.backbone} at {result.image_size} px on {result.device}, {result.precision}, "
-        f"{'compiled' if result.compiled else 'not compiled'}"
-    )
-    console.print(
-        f"training: {result.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
-        f"{result.training_gflop_per_image:.2f} GFLOP each, {100 * result.training_share_of_matrix_rate:.0f} % of the "
-        f"{result.matrix_tflops:,.1f} TFLOP/s that large matrix products reach here"
-    )
-    table = Table(box=box.SIMPLE_HEAD)
-    for head in ("tasks", "next task s", "back-update s", "one image ms", "one by one ms", "images/s", "one by one"):
-        table.add_column(head, justify="right")
-    for row in result.at_tasks:
-        table.add_row(
-            str(row.tasks),
-            f"{row.train_next_task:.2f}",
-            f"{row.back_update:.2f}",
-            f"{1000 * row.latency_together:.1f}",
-            f"{1000 * row.latency_separate:.1f}",
-            f"{row.images_per_second:,.0f}",
-            f"{row.images_per_second_separate:,.0f}",
-        )
-    console.print(table)
-    if len(result.at_tasks) > 1:
-        together, separate = (1000 * growth(result.at_tasks, f"latency_{how}") for how in ("together", "separate"))
-        console.print(f"a further task adds {together:.2f} ms to the answer for one image ({separate:.2f} one by one)")
-
-
 def growth(rows: Sequence[AtTasks], name: str) -> float:
     """Seconds per further task: slope of a straight line through ``name`` against the number of tasks."""
     return float(np.polyfit([row.tasks for row in rows], [getattr(row, name) for row in rows], 1)[0])
@@ -157,7 +170,7 @@ def growth(rows: Sequence[AtTasks], name: str) -> float:
 
 def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: int) -> AtTasks:
     learner = _learner(settings, tasks)
-    learner.memory.images = _images(size.memory)
+    learner.memory.images = made_up_images(size.memory)
     learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
     device = learner.device
     one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
@@ -199,7 +212,7 @@ def _learner(settings: dict[str, Any], tasks: int) -> More:
 def _training_flop(learner: More) -> float:
     """Floating-point operations of one training image, forward and backward, counted on a plain step."""
     net, config = learner.tasks[-1], learner.config
-    tokens = learner.prepare(_images(8)).range(0, 8)
+    tokens = learner.prepare(made_up_images(8)).range(0, 8)
     with FlopCounterMode(display=False) as counter:
         weights = learner.adapters.weights(*split(net.embedding, config.bottleneck))
         net.head(learner.network.trunk(tokens, net.norms, weights, learner.body)).sum().backward()
@@ -208,28 +221,15 @@ def _training_flop(learner: More) -> float:
     return counter.get_total_flops() / 8 * (1 + replayed)
 
 
-def _images(count: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-
-
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median time of ``work`` after two runs to warm up."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     for _ in range(2):
         work()
     times = []
     for _ in range(repeats):
-        wait()
+        wait_for(device)
         started = time.perf_counter()
         work()
-        wait()
+        wait_for(device)
         times.append(time.perf_counter() - started)
     return statistics.median(times)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
