@@ -207,7 +207,8 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
 
 
 def _cost(stream: _Stream, reference: _Stream, reference_passes: float) -> MethodCost:
-    torch.compiler.reset()  # a block is compiled for few shapes only; those of other methods are not to use them up
+    if stream.learner.compiled:
+        torch.compiler.reset()  # a block is compiled for few shapes only; other methods' are not to use them up
     config, size = stream.learner.config, stream.size
     after = stream.run()
     passes = stream.passes()
@@ -285,11 +286,11 @@ class _Stream:
         task = len(self.learner.task_sizes)
         images = made_up_images(self.size.images, seed=task)
         labels = [f"{task}-{i % CLASSES_PER_TASK}" for i in range(len(images))]
-        gc.collect()
         device = self.learner.device
-        wait_for(device)
         if device.type == "cuda":
+            gc.collect()
             torch.cuda.reset_peak_memory_stats(device)
+        wait_for(device)
         started = time.perf_counter()
         self.learner.learn_task(images, labels)
         wait_for(device)
@@ -322,8 +323,11 @@ def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: Size) ->
 
 
 def _allocated(device: torch.device) -> int:
+    """Bytes in use on ``device`` once garbage is collected; 0 if it does not count."""
+    if device.type != "cuda":
+        return 0
     gc.collect()
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return torch.cuda.memory_allocated(device)
 
 
 def _size(count: float | None) -> str:

@@ -1,0 +1,65 @@
+"""``morecl bench --methods`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from morecl import cli
+from morecl.methods import METHODS
+
+SMALL = ["--quick", "--device", "cpu", "--image-size", "8", "--set", "bottleneck=4", "--set", "epochs=1"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["morecl", "bench", *map(str, arguments)])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def test_costs_are_shown_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cost.json"
+    assert call(monkeypatch, "--methods", "agem,ncm", *SMALL, "--out", file) == 0
+    shown = capsys.readouterr().out
+    record = json.loads(file.read_text())
+    assert record["schema"] == "morecl.cost/1"
+    assert (record["backbone"], record["image_size"], record["limit"]) == ("vit_mini_patch4_32", 8, 1.5)
+    assert [(row["method"], round(row["passes"], 3)) for row in record["methods"]] == [
+        ("finetune", 1.0),
+        ("agem", 2.0),
+        ("ncm", 0.333),
+    ]
+    for row in record["methods"]:
+        assert f" {row['method']} " in shown
+        assert len(row["after_task"]) == record["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "derp"], "unknown method 'derp'; did you mean 'derpp'?"),
+        (["--methods", ""], f"Known: {', '.join(sorted(METHODS))}"),
+        (["--methods", "all", "--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
+        (["--methods", "ncm", "--set", "memory_size=1"], "unknown setting 'memory_size'"),
+        (["--methods", "ncm", "--image-size", "1"], "image_size=1"),
+        (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert call(monkeypatch, *arguments, "--quick", "--out", tmp_path / "cost.json") == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
