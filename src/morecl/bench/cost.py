@@ -60,7 +60,7 @@ class Size:
 
 QUICK = Size(
     tasks=3,
-    images=48,
+    images=32,
     repeats=2,
     settings={
         "epochs": 2,
