@@ -33,10 +33,10 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
         transient=True,
     )
     row = bar.add_task(title, total=None, detail="reading data")
-    total_tasks = 0
+    total_tasks = epochs = 0
 
     def started(learner: Learner, stream: TaskStream, done: int) -> None:
-        nonlocal total_tasks
+        nonlocal total_tasks, epochs
         total_tasks = len(stream)
         epochs = getattr(learner.config, "epochs", 1)
         bar.update(row, total=total_tasks * epochs, completed=done * epochs, detail=f"on {learner.device}")
@@ -48,12 +48,13 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
 
     def epoch(event: EpochDone) -> None:
         detail = (
-            f"task {event.task + 1}/{total_tasks} epoch {event.epoch}/{event.epochs} "
+            f"task {event.task + 1}/{total_tasks} {event.stage or 'epoch'} {event.epoch}/{event.epochs} "
             f"loss {event.loss:.2f} {event.images_per_second:.0f} img/s"
         )
-        bar.update(row, completed=event.task * event.epochs + event.epoch, detail=detail)
+        bar.update(row, completed=None if event.stage else event.task * event.epochs + event.epoch, detail=detail)
 
     def task(index: int, step: Step, seconds: float) -> None:
+        bar.update(row, completed=(index + 1) * epochs)
         detection = "" if step.auc is None else f"  AUC {step.auc:.2f}"
         console.print(
             f"{title}  task {index + 1}/{total_tasks}  accuracy on all seen {step.aca:.2f} %{detection}"

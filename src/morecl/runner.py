@@ -168,6 +168,8 @@ def _go_on(
     progress.fingerprint = stream.dataset.fingerprint
     watcher.started(learner, stream, done)
     clock = time.perf_counter()
+    if learner.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(learner.device)  # of what ran in this process before
     evaluator = Evaluator(learner, stream)
     for task in (stream[k] for k in range(done, len(stream))):
         learner.learn_task(task.x_train, task.y_train, watcher.epoch)

@@ -66,6 +66,7 @@ def fit(
     task: int,
     images: int,
     listener: Listener,
+    stage: str = "",
     after_backward: Callable[..., None] | None = None,
     after_step: Callable[[], None] | None = None,
     capture: bool = False,
@@ -74,6 +75,7 @@ def fit(
 
     Args:
         images: training images per epoch, for the speed that is reported.
+        stage: see :class:`EpochDone`.
         after_backward: called with the batch when gradients are there and the step is not yet made (A-GEM, HAL, OWM).
         after_step: called after each step (to bound what was updated).
         capture: record the step as a CUDA graph, as soon as two batches in a row have the same shapes, and replay it;
@@ -109,7 +111,7 @@ def fit(
                 "lower the learning rate (lr)"
             )
         speed = images / max(time.perf_counter() - started, 1e-9)
-        listener(EpochDone(task, epoch + 1, epochs, mean, speed))
+        listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
 
 
 class _Capturing:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import tiny
 from morecl.methods.base import TaskData
 from morecl.methods.hal import Hal
+from morecl.progress import Listener
 from morecl.random import generator
 
 FIRST, SECOND = tiny.task([0, 1], ["a", "b"], 8), tiny.task([2, 3], ["c", "d"], 8)
@@ -36,9 +37,9 @@ def test_anchors_move_to_maximise_forgetting(monkeypatch: pytest.MonkeyPatch) ->
     one = learner(gamma=1e-3, lr=0.02, anchor_lr=0.1)
     find, gains = Hal._find_anchors, []
 
-    def spy(self: Hal, task: TaskData, mean: Tensor) -> Tensor:
-        found = find(self, task, mean)
-        hindsight = self._hindsight(task)
+    def spy(self: Hal, task: TaskData, mean: Tensor, listener: Listener) -> Tensor:
+        found = find(self, task, mean, listener)
+        hindsight = self._hindsight(task, listener)
         if hindsight is not None:
             start = torch.rand(found.shape, generator=generator(0, "anchors", task.index))
             columns = torch.arange(2, 4)

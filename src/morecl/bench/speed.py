@@ -31,6 +31,7 @@ from morecl.bench.common import (
 from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
+from morecl.progress import EpochDone
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,12 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     speeds: list[float] = []
     labels = [i % CLASSES_PER_TASK for i in range(size.images)]
     learner.learn_task(images, labels)  # without memory; the second task is the usual case
-    learner.learn_task(images, [f"b{label}" for label in labels], lambda e: speeds.append(e.images_per_second))
+
+    def listen(event: EpochDone) -> None:
+        if not event.stage:
+            speeds.append(event.images_per_second)
+
+    learner.learn_task(images, [f"b{label}" for label in labels], listen)
     speed = statistics.median(speeds[1:] or speeds)
     flop = _training_flop(learner)
     result = Bench(

@@ -42,7 +42,7 @@ from morecl.memory import herding_order
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
-from morecl.progress import Listener, silent
+from morecl.progress import Listener
 from morecl.training import ProtectedSGD
 
 
@@ -78,7 +78,7 @@ class Eeil(SingleHeadLearner):
                     balanced,
                     rows,
                     task=task,
-                    listener=silent,
+                    listener=listener,
                     stage="balanced",
                     epochs=config.balanced_epochs,
                     optimizer=ProtectedSGD(

@@ -42,7 +42,7 @@ from morecl.distillation import class_weights, distillation
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
-from morecl.progress import Listener, silent
+from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import ProtectedSGD
 
@@ -69,12 +69,12 @@ class Gd(SingleHeadLearner):
             else:
                 old, start = task.first_column, {key: value.clone() for key, value in self.model.state_dict().items()}
                 P = self._logits(tokens)[:, :old]
-                self._train_teacher(task, tokens, columns, silent)
+                self._train_teacher(task, tokens, columns, listener)
                 C = self._logits(tokens)[:, old:]
                 self.model.load_state_dict(start)
                 self._train(task, tokens, columns, P, C, listener)
                 if self.config.balanced_epochs:
-                    self._balance(task, tokens, columns, P, C)
+                    self._balance(task, tokens, columns, P, C, listener)
         self.memory.update(
             task.images,
             task.first_column + task.targets.numpy(),
@@ -93,7 +93,8 @@ class Gd(SingleHeadLearner):
             unsure = 1 - own
             return (each * own).sum() / own.sum().clamp(min=1) + (each * unsure).sum() / unsure.sum().clamp(min=1)
 
-        self._fit_rows(loss, tokens, [target, own], task=task, listener=listener, stage="teacher")
+        stage = "teacher" if task.index else ""  # the first task's only network
+        self._fit_rows(loss, tokens, [target, own], task=task, listener=listener, stage=stage)
 
     def _train(self, task: TaskData, tokens: Tokens, columns: Tensor, P: Tensor, C: Tensor, listener: Listener) -> None:
         """Step 2."""
@@ -104,7 +105,9 @@ class Gd(SingleHeadLearner):
 
         self._fit_rows(loss, tokens, [columns, P, C, weights], task=task, listener=listener)
 
-    def _balance(self, task: TaskData, tokens: Tokens, columns: Tensor, P: Tensor, C: Tensor) -> None:
+    def _balance(
+        self, task: TaskData, tokens: Tokens, columns: Tensor, P: Tensor, C: Tensor, listener: Listener
+    ) -> None:
         """Step 3."""
         config, old, seen = self.config, task.first_column, len(self.classes)
         terms = ((0, seen), (0, old), (old, seen))  # the classes that each term of the loss is about
@@ -118,7 +121,7 @@ class Gd(SingleHeadLearner):
             self.embed(tokens, self.networks()[0]),
             [columns, P, C, weights],
             task=task,
-            listener=silent,
+            listener=listener,
             stage="balanced",
             epochs=config.balanced_epochs,
             optimizer=ProtectedSGD(

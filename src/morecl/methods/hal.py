@@ -43,7 +43,7 @@ from morecl.config import TrainingConfig
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
-from morecl.progress import Listener, silent
+from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, fit, paired_batches
 
@@ -96,7 +96,7 @@ class Hal(SingleHeadLearner):
         tokens = self.prepare(task.images)
         with self._clock("train"):
             self._train(task, tokens, listener)
-            anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0))
+            anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0), listener)
             self.anchors.images[task.first_column :] = anchors
         columns = task.first_column + task.targets.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
@@ -161,12 +161,12 @@ class Hal(SingleHeadLearner):
 
     # ---- anchors ----------------------------------------------------------------------------------------------
 
-    def _find_anchors(self, task: TaskData, mean: Tensor) -> Tensor:
+    def _find_anchors(self, task: TaskData, mean: Tensor, listener: Listener) -> Tensor:
         """The task's anchors (classes, 3, S, S): uniform noise in 0..1, then gradient ascent."""
         side = self.backbone.input.size
         start = torch.rand(task.classes, 3, side, side, generator=generator(self.config.seed, "anchors", task.index))
         columns = torch.arange(task.first_column, task.first_column + task.classes, device=self.device)
-        hindsight = self._hindsight(task)
+        hindsight = self._hindsight(task, listener)
         images = start.to(self.device)
         darkest, brightest = ((level - self.preprocess.mean) / self.preprocess.std for level in (0.0, 255.0))
         for _ in range(self.config.anchor_steps):
@@ -174,14 +174,16 @@ class Hal(SingleHeadLearner):
             images = torch.minimum(torch.maximum(images, darkest), brightest)
         return images
 
-    def _hindsight(self, task: TaskData) -> list[Tensor] | None:
+    def _hindsight(self, task: TaskData, listener: Listener) -> list[Tensor] | None:
         """theta_M: the parameters after fine-tuning on the memory; ``None`` while there is none."""
         if not len(self.memory):
             return None
         tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns).to(self.device)
         epochs = self.config.finetune_epochs
         with self._at(list(self.model.parameters())):
-            self._fit_rows(self._loss, tokens, [columns], task=task, listener=silent, stage="hindsight", epochs=epochs)
+            self._fit_rows(
+                self._loss, tokens, [columns], task=task, listener=listener, stage="hindsight", epochs=epochs
+            )
             return [p.detach().clone() for p in self.model.parameters()]
 
     def _ascent(self, images: Tensor, columns: Tensor, mean: Tensor, hindsight: list[Tensor] | None) -> Tensor:

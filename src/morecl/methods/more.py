@@ -41,7 +41,7 @@ from morecl.methods.base import Output, TaskData
 from morecl.methods.masked import MaskedConfig, MaskedLearner, MaskedTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
-from morecl.progress import Listener, silent
+from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, ProtectedSGD, equal_batches, fit, repeated_shuffles
 
@@ -104,7 +104,7 @@ class More(MaskedLearner):
             self._train_against_memory(task, tokens, listener)
         if self.config.back_update and len(self.memory):
             with self._clock("back_update"):
-                self._back_update(task, tokens)
+                self._back_update(task, tokens, listener)
         with self._clock("train"):
             features = self.embed(tokens, str(task.index))
             statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)  # Eq. 5-6
@@ -142,7 +142,7 @@ class More(MaskedLearner):
 
         self._train(task, batches, steps, listener)
 
-    def _back_update(self, task: TaskData, tokens: Tokens) -> None:
+    def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), features frozen.
 
         The data are the memory as it was before this task and as many random samples of the task. The features of
@@ -190,7 +190,8 @@ class More(MaskedLearner):
             epochs=config.back_update_epochs,
             task=task.index,
             images=X.shape[1],
-            listener=silent,
+            listener=listener,
+            stage="back-update",
             capture=self.captured,
         )
         for j, head in enumerate(heads):

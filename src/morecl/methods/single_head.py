@@ -86,7 +86,7 @@ class SingleHeadLearner(Learner):
         *,
         task: TaskData,
         listener: Listener,
-        stage: str = "epoch",
+        stage: str = "",
         epochs: int | None = None,
         optimizer: ProtectedSGD | None = None,
         after_backward: Callable[..., None] | None = None,
@@ -96,12 +96,12 @@ class SingleHeadLearner(Learner):
         Args:
             inputs: tokens of the images, or their features (N, D).
             rows: tensors (N, ...) on the device, one row per image: targets, a teacher's outputs, weights.
-            stage: name of the draw; stages of one task differ in it.
+            stage: what is done besides the training of the task itself, see :class:`morecl.progress.EpochDone`.
             epochs, optimizer: ``config.epochs`` and all parameters with ``config.lr`` if not given.
         """
 
         def batches(epoch: int) -> Iterator[Batch]:
-            draw = generator(self.config.seed, stage, task.index, epoch)
+            draw = generator(self.config.seed, stage or "epoch", task.index, epoch)
             order = torch.randperm(len(inputs), generator=draw).to(self.device)
             for index in order.split(self.config.batch_size):
                 yield inputs[index], *(row[index] for row in rows)
@@ -114,6 +114,7 @@ class SingleHeadLearner(Learner):
             task=task.index,
             images=len(inputs),
             listener=listener,
+            stage=stage,
             after_backward=after_backward,
             capture=self.captured,
         )
