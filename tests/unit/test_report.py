@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from morecl import methods
+from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import InputError
 from morecl.records import Metrics, Record, write_record
 from morecl.suite import report
 from morecl.suite.figures import WIDE, drawings, svg
-from morecl.suite.paper import METHODS, paper, paper_number
+from morecl.suite.paper import METHODS, TRAINING_SETTINGS, UNTRAINED, paper, paper_number
 from morecl.suite.tables import Column, Row, Table, arrange, build_tables, notes, with_fwt
 from synthetic import make_record
 
@@ -103,6 +105,18 @@ def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
     configs = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
     records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
     assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
+
+
+def test_settings_without_effect_neither_split_rows_nor_are_told() -> None:
+    """NCM and CSC train nothing on a frozen backbone; how they would have trained says nothing of a record."""
+    assert sorted(UNTRAINED) == sorted(name for name, method in methods.METHODS.items() if not method.Config().trains)
+    assert set(TRAINING_SETTINGS) == SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys()
+    configs = [{}, {"epochs": 20, "lr": 0.1}, {"epochs": 5, "freeze_backbone": False}]
+    records = [with_aca(70.0, "ncm", "cifar10-5t", seed=n, config=config) for n, config in enumerate(configs)]
+    assert list(aca_cells(records[:2])) == ["NCM"]
+    assert len(aca_cells(records)) == 2
+    assert not any(note.startswith("Epochs") for note in notes(records[:2]))
+    assert any(note.startswith("Epochs: 5") for note in notes(records))
 
 
 def test_what_the_config_tells_is_not_told_twice() -> None:

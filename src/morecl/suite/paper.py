@@ -30,6 +30,9 @@ METHODS = {
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
 REFERENCE = "single"  # one model per task alone, not a class-incremental learner: only forward transfer reads it
 
+UNTRAINED = ("ncm", "csc")  # on a frozen backbone they train nothing, and these settings mean nothing:
+TRAINING_SETTINGS = ("epochs", "lr", "momentum", "batch_size")
+
 # Name in print and number of tasks, in the order of the columns.
 BENCHMARKS = {
     "cifar10-5t": ("CIFAR10-5T", 5),
@@ -57,9 +60,17 @@ def paper_settings(benchmark: str) -> dict[str, Any]:
     return cast(dict[str, Any], paper()["settings"].get(benchmark, {}))
 
 
+def settings(record: Record) -> dict[str, Any]:
+    """The record's config, flat, without settings that had no effect."""
+    flat = flatten(record.config)
+    if record.method in UNTRAINED and flat.get("freeze_backbone", True):
+        return {path: value for path, value in flat.items() if path not in TRAINING_SETTINGS}
+    return flat
+
+
 def setting(record: Record, name: str) -> Any:
-    """The value called ``name`` in the record's config, at any depth; ``None`` where there is none."""
-    return next((value for path, value in flatten(record.config).items() if path.split(".")[-1] == name), None)
+    """The value called ``name`` among the record's :func:`settings`, at any depth; ``None`` where there is none."""
+    return next((value for path, value in settings(record).items() if path.split(".")[-1] == name), None)
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,11 +19,11 @@ from morecl.suite.paper import (
     METHODS,
     REFERENCE,
     UPPER_BOUND,
-    flatten,
     paper,
     paper_number,
     paper_settings,
     setting,
+    settings,
 )
 
 # Config values that do not make an experiment another one: its repetitions, and where and how fast it ran. The backbone
@@ -395,7 +395,7 @@ _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = 
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    flat = {"freeze_backbone": True} | flatten(record.config)  # a record that does not say so is of the time before
+    flat = {"freeze_backbone": True} | settings(record)  # a record that does not say so is of the time before
     return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
 
 
