@@ -76,8 +76,9 @@ def change_of_a_step(one: Hal, anchors: Tensor) -> float:
             return float((one.head(one._features(anchors)) - before).norm())
 
 
-def test_predictions_on_anchors_are_held() -> None:
-    one = learner(lamb=0.5)
+@pytest.mark.parametrize("lamb", [0.5, 1e4])  # the larger one would overshoot if it were followed to its end
+def test_predictions_on_anchors_are_held(lamb: float) -> None:
+    one = learner(lamb=lamb)
     one.learn_task(*FIRST)
     anchors = one.network.stem(one.anchors.images)
     tokens = one.prepare(FIRST[0])
