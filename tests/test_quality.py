@@ -39,6 +39,12 @@ def test_recipes_load_and_their_settings_are_known(name: str) -> None:
         assert all(getattr(config, key) == value for key, value in settings.items())
 
 
+def test_the_methods_pages_have_the_numbers_of_the_records() -> None:
+    command = [sys.executable, "docs/method_numbers.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"run docs/method_numbers.py; out of date: {done.stdout}{done.stderr}"
+
+
 def sources() -> Iterator[Path]:
     for folder in ("src", "tests", "docs", "results", "benchmarks", ".ci"):
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())

@@ -1,7 +1,7 @@
 """Writes the section "Our numbers beside the paper's" of every docs/methods/*.md from the records in results/.
 
-python docs/numbers.py           write
-python docs/numbers.py --check   say which pages are out of date, exit code 1 if there are any
+python docs/method_numbers.py           write
+python docs/method_numbers.py --check   say which pages are out of date, exit code 1 if there are any
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from morecl.records import Record
-from morecl.suite.paper import BENCHMARKS, paper_number
+from morecl.suite.paper import BENCHMARKS, paper_number, setting
 from morecl.suite.report import collect
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "methods"
 SOURCES = ("all-methods", "smoke-digits")  # folders of results/ in which every method has its records
 METRICS = ("aca", "aia", "auc", "iauc")
-BEGIN, END = "<!-- numbers: written by docs/numbers.py -->", "<!-- end of numbers -->"
+BEGIN, END = "<!-- numbers: written by docs/method_numbers.py -->", "<!-- end of numbers -->"
 
 
 def section(method: str, records: list[Record]) -> str:
@@ -36,10 +36,8 @@ def section(method: str, records: list[Record]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for record in own:
-        config = record.config
-        trains = method not in ("ncm", "csc")
-        epochs, lr = (f"{config[key]:g}" if trains else "-" for key in ("epochs", "lr"))
-        backbone = f"{Path(config['backbone']).stem}, {config['image_size'] or 'its own'} px"
+        epochs, lr = ("-" if (value := setting(record, key)) is None else f"{value:g}" for key in ("epochs", "lr"))
+        backbone = f"{record.backbone.name}, {setting(record, 'image_size')} px"
         cells = [BENCHMARKS[record.benchmark][0], backbone, epochs, lr, *(_cell(record, metric) for metric in METRICS)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, END])
