@@ -1,0 +1,110 @@
+"""Compiled blocks and captured steps give what plain code gives, with every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from morecl import training
+from morecl.methods import METHODS, Learner
+from morecl.nn import network
+from morecl.nn.backbone import load_backbone
+from morecl.random import generator
+from morecl.training import Batch
+
+COUNT = 13  # of each of two classes: three whole batches and a remainder
+TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
+TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
+    epochs = {"epochs": 2} if method not in ("ncm", "csc") else {}
+    learner = tiny.create(method, **epochs, **changes)
+    if captured is not None:
+        learner.captured = captured
+    for images, labels in TASKS:
+        learner.learn_task(images, labels)
+    return learner
+
+
+class Rehearsal:
+    """What a CUDA graph does, on any device: the step runs on buffers of its own, after warming up on the first batch,
+    of which only the tensors in ``changed`` are put back."""
+
+    made = 0
+
+    def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
+        type(self).made += 1
+        self.shapes, self.step = [part.shape for part in batch], step
+        self.inputs = tuple(part.clone() for part in batch)
+        before = [tensor.clone() for tensor in changed]
+        for _ in range(training.WARM_UP_STEPS):
+            step(self.inputs)
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        for buffer, part in zip(self.inputs, batch, strict=True):
+            buffer.copy_(part)
+        return self.step(self.inputs)
+
+
+@pytest.mark.parametrize("method", sorted(name for name, method in METHODS.items() if method.Config().trains))
+def test_a_step_may_be_rehearsed_and_lives_on_its_batch_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No method keeps anything in a step but what the optimiser changes, or it would show after the warm-up.
+
+    Tolerance: a last batch that is filled up with images of weight 0 sums in another order.
+    """
+    plain = taught(method)
+    monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
+    monkeypatch.setattr(Rehearsal, "made", 0)
+    captured = taught(method, captured=True)
+    assert Rehearsal.made >= len(TASKS)
+    np.testing.assert_allclose(captured.scores(TEST), plain.scores(TEST), rtol=1e-4, atol=1e-5)
+    assert captured.memory.labels == plain.memory.labels
+
+
+def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward as ``torch.compile`` traces them, run without code generation, and once for all blocks."""
+    torch._dynamo.reset()
+    traced = torch.compile(network._run_block, dynamic=False, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(network, "_compiled_block", lambda: traced)
+    vit = network.AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit)
+    adapters = vit.new_adapters(4)
+    adapters.initialise(generator(0, "adapters"))
+    torch.nn.init.normal_(adapters.w2, std=0.1, generator=generator(0, "w2"))
+    tokens = torch.randn(3, 5, 192, generator=generator(0, "tokens"))
+    results = []
+    for compiled in (False, True):
+        norms = vit.new_norms()
+        features = vit.trunk(tokens, norms, adapters.weights(), compiled=compiled)
+        gradients = torch.autograd.grad(features.square().sum(), [*norms.parameters(), *adapters.parameters()])
+        results.append([features.detach(), *gradients])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
+    """float32 both times; fused kernels round otherwise, and a few steps of training carry that on."""
+    settings = {"device": "cuda", "precision": "fp32"}
+    plain, fast = taught(method, compile="off", **settings), taught(method, compile="on", **settings)
+    assert fast.captured and not plain.captured
+    np.testing.assert_allclose(fast.scores(TEST), plain.scores(TEST), rtol=1e-2, atol=1e-3)
+
+
+@needs_gpu
+def test_on_a_gpu_bfloat16_features_are_near() -> None:
+    """8 bits of mantissa: 0.4 % a rounding, some dozens of them in a row on features of size 1."""
+    exact, rounded = (taught("more", device="cuda", precision=precision) for precision in ("fp32", "bf16"))
+    rounded.restore(exact.classes, exact.task_sizes, exact.state())
+    assert np.abs(exact.features(TEST) - rounded.features(TEST)).mean() < 0.05
