@@ -28,8 +28,8 @@ def section(method: str, records: list[Record]) -> str:
         BEGIN,
         "## Our numbers beside the paper's",
         "",
-        "One run each, class order 0; in brackets the MORE paper's mean over five class orders with DeiT-S/16 at 224",
-        "px and its own numbers of epochs, where it has one. Records:",
+        "One run each, class order 0. In brackets: the MORE paper, mean over five class orders, DeiT-S/16 at 224 px,",
+        "its own numbers of epochs. Records:",
         f"{' and '.join(f'`results/{source}/`' for source in SOURCES)}.",
         "",
         "| benchmark | backbone | epochs | lr | ACA | AIA | AUC | IAUC |",
@@ -45,7 +45,7 @@ def section(method: str, records: list[Record]) -> str:
 
 def _cell(record: Record, metric: str) -> str:
     value, theirs = getattr(record.metrics, metric), paper_number(record, metric)
-    return f"{value:.2f}" + (f" [{theirs[0]:.2f}]" if theirs else "")
+    return "-" if value is None else f"{value:.2f}" + (f" [{theirs[0]:.2f}]" if theirs else "")
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
@@ -53,9 +53,11 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     records = collect([ROOT / "results" / source for source in SOURCES])
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        after = rest.partition(END)[2].strip("\n")
-        parts = [before.rstrip("\n"), section(path.stem, records), after]
+        before, begin, rest = text.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not (begin and end):
+            raise SystemExit(f"{path}: the marks {BEGIN} and {END} are missing")
+        parts = [before.strip("\n"), section(path.stem, records), after.strip("\n")]
         yield path, text, "\n\n".join(part for part in parts if part) + "\n"
 
 

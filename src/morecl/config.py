@@ -42,6 +42,15 @@ class LearnerConfig(BaseModel):
             problems = [f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()]
             raise InputError(f"bad setting: {'; '.join(problems)}") from error
 
+    @classmethod
+    def choose(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of ``settings`` that are known here and have an effect: what trains nothing has no epochs."""
+        known = {key: value for key, value in settings.items() if key in cls.model_fields}
+        without = (
+            set() if cls.parse(known).trains else SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys()
+        )
+        return {key: value for key, value in known.items() if key not in without}
+
     @property
     def trains(self) -> bool:
         """Whether anything is trained by gradient descent."""
@@ -49,7 +58,7 @@ class LearnerConfig(BaseModel):
 
 
 class SgdConfig(LearnerConfig):
-    """How stochastic gradient descent goes, for methods that train the backbone or nothing."""
+    """How stochastic gradient descent goes. As it is: for methods that train the backbone or nothing."""
 
     epochs: int = Field(20, ge=1)
     lr: float = Field(0.005, gt=0)

@@ -125,11 +125,17 @@ def effective_settings(request: RunRequest, recipe: Recipe) -> dict[str, Any]:
 
     A recipe's image size is meant for the shipped backbone; any other is used at its own unless the user says so.
     """
-    known = method_class(request.method).Config.model_fields
-    of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in known}
-    if request.settings.get("backbone", SHIPPED) != SHIPPED:
+    config, wanted = method_class(request.method).Config, request.settings
+    of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in config.model_fields}
+    if wanted.get("backbone", SHIPPED) != SHIPPED:
         of_recipe.pop("image_size", None)
-    return of_recipe | request.settings | {"seed": request.seed}
+    effective = config.choose(of_recipe | wanted)
+    if idle := [key for key in wanted if key in config.model_fields and key not in effective]:
+        raise InputError(
+            f"method {request.method!r} trains nothing on a frozen backbone: {', '.join(idle)} would change nothing. "
+            "Leave it out, or train the backbone too: --set freeze_backbone=false"
+        )
+    return effective | wanted | {"seed": request.seed}
 
 
 @dataclass

@@ -82,11 +82,7 @@ def tune(
     recipe = load_recipe(request.benchmark)
     asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
     for run in (run for runs in asked.values() for run in runs):  # complain before anything is written
-        if not method_class(run.method).Config.parse(effective_settings(run, recipe)).trains:
-            raise InputError(
-                f"method {run.method!r} trains nothing on a frozen backbone: there is nothing to tune; "
-                "with --set freeze_backbone=false there is"
-            )
+        method_class(run.method).Config.parse(effective_settings(run, recipe))
         finished_record(run, _folder(out, run))
     trials: list[Trial] = []
     for pair, runs in asked.items():

@@ -123,7 +123,7 @@ def test_runs_resumes_survives_and_skips(
         (["tune", "digits-5t", "--lr", "fast", "--epochs", "1", "--out", "x"], "--lr wants numbers"),
         (["tune", "digits-5t", "--lr", "0.1", "--epochs", "0", "--out", "x"], "epochs=0"),
         (["tune", "digits-5t", "--lr", "0.1", "--epochs", "1", "--validation", "2", "--out", "x"], "between 0 and 1"),
-        (["tune", "digits-5t", "--method", "ncm", "--lr", "1", "--epochs", "1", "--out", "x"], "nothing to tune"),
+        (["tune", "digits-5t", "--method", "ncm", "--lr", "1", "--epochs", "1", "--out", "x"], "trains nothing"),
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_written(

@@ -9,6 +9,7 @@ import torch
 
 from morecl import gaussian
 from morecl.nn import hard_attention as hat
+from morecl.nn.adapter import Adapters
 from morecl.training import ProtectedSGD
 
 RTOL = 1e-5
@@ -70,9 +71,30 @@ def test_attention_and_compensated_gradient(dtype: torch.dtype, rtol: float) -> 
         assert e.grad is not None
         exact = e.detach().double().numpy(), float(strength)
         mask = reference.sigmoid(exact[0] * exact[1])
-        np.testing.assert_allclose(a.detach().numpy(), np.where(mask > hat.CLOSED, mask, 0), rtol=rtol)
+        np.testing.assert_allclose(a.detach().numpy(), np.maximum(mask, hat.SMALLEST), rtol=rtol)
         expected = reference.compensated_gradient(g.double().numpy(), *exact, 500.0)
         np.testing.assert_allclose(e.grad.numpy(), expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("se", [-5.0, -30.0, -45.0])
+def test_a_neuron_that_is_as_good_as_closed_can_be_opened_again(se: float) -> None:
+    """The loss reaches the embedding through mask, ReLU and both layers of an adapter, as it does without a bound."""
+    rng = np.random.default_rng(0)
+    h, up = rng.normal(size=(5, 7)), rng.normal(size=(5, 7))
+    w1, b1, w2, b2 = (rng.normal(size=shape) for shape in ((4, 7), (4,), (7, 4), (7,)))
+    e = torch.full((1, 4), se / 500, requires_grad=True)
+    m1 = hat.attention(e, torch.tensor(500.0), 500.0)
+    adapters = Adapters(1, 7, 4)
+    for parameter, value in zip(adapters.parameters(), (w1, b1, w2, b2), strict=True):
+        parameter.data.copy_(torch.from_numpy(value)[None])
+    weights = adapters.weights(m1, torch.ones(1, 7))
+    hidden = torch.relu(torch.from_numpy(h).float() @ weights.w1[0].T + weights.b1[0])
+    ((hidden @ weights.w2[0].T + weights.b2[0]) * torch.from_numpy(up).float()).sum().backward()
+    pre = h @ w1.T + b1  # m1 > 0 scales it and leaves its sign
+    expected = ((up @ w2) * np.maximum(pre, 0)).sum(0)  # dL / dm1
+    expected = reference.compensated_gradient(expected, np.full(4, np.float32(se / 500), float), 500.0, 500.0)
+    assert e.grad is not None and np.abs(expected).min() > 1
+    np.testing.assert_allclose(e.grad[0].numpy(), expected, rtol=1e-3)
 
 
 def test_compensation_never_overflows() -> None:

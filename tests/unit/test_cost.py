@@ -100,7 +100,7 @@ def test_settings_go_to_the_methods_that_have_them() -> None:
     costs = cost.measure(["ncm", "pass"], {"kd_weight": 3.0, "epochs": 1}, SIZE, lambda _: None)
     of = {c.method: c.settings for c in costs.methods}
     assert of["pass"]["kd_weight"] == 3.0 and of["pass"]["batch_size"] == 8
-    assert "kd_weight" not in of["finetune"] and "epochs" not in of["ncm"]
+    assert "kd_weight" not in of["finetune"] and "bottleneck" not in of["ncm"]
     with pytest.raises(InputError, match="unknown setting 'kd_wait'; did you mean 'kd_weight'"):
         cost.measure(["pass"], {"kd_wait": 3.0}, SIZE, lambda _: None)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from morecl.data import load_recipe
+from morecl.errors import InputError
 from morecl.nn.backbone import SHIPPED
 from morecl.runner import RunRequest, effective_settings
 
@@ -28,6 +29,14 @@ def test_a_method_gets_only_what_it_knows_of_the_recipe() -> None:
     assert (
         settings("ncm", bottleneck=3)["bottleneck"] == 3
     )  # what the user set is passed on, to be refused with a message
+
+
+def test_what_trains_nothing_has_no_epochs() -> None:
+    assert not {"epochs", "lr"} & settings("ncm").keys()
+    with pytest.raises(InputError, match="'ncm' trains nothing on a frozen backbone: lr, epochs would change nothing"):
+        settings("ncm", lr=0.1, epochs=3)
+    trained = settings("ncm", freeze_backbone=False, epochs=3)
+    assert trained["epochs"] == 3 and trained["lr"] == DIGITS.settings["lr"]
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, 16), ({"backbone": SHIPPED}, 16), ({"image_size": 32}, 32)])

@@ -20,8 +20,9 @@ Deviations:
 - The second step takes the gradient at theta~ with f_theta(e) as a constant. The exact one goes through theta~(theta)
   and needs second derivatives; the usual code takes it at theta with f_theta~(e) as a constant, which pulls the
   predictions *towards* what the step would make of them.
-- Of that gradient only so much is added as brings the anchors' predictions nearest to what they were. Where features
-  are long (ViT-Ti/16) the whole of it overshoots, more with every step, and training diverges at a rate of 0.005.
+- That gradient is cut to the length of the loss's own, and of it only so much is added as brings the anchors'
+  predictions nearest to what they were. Where features are long (ViT-Ti/16) the whole of it overshoots, more with every
+  step, and training diverges at a rate of 0.005.
 - An anchor stays an image: it is clamped to what a pixel can be after each step. Large features (ViT-Ti/16) would
   otherwise drive it to infinity.
 - phi_t is the exact mean of the task's features when it is finished, not a running one.
@@ -137,8 +138,8 @@ class Hal(SingleHeadLearner):
         )
 
     def _hold(self, anchors: Tensor) -> None:
-        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: so much
-        of it, at most all, as brings their predictions nearest to what they were."""
+        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: cut to
+        their length, and so much of it as brings the predictions on the anchors nearest to what they were."""
         parameters: list[Tensor] = list(self.model.parameters())
         gradients = [cast(Tensor, p.grad) for p in parameters]
         with torch.no_grad():
@@ -148,7 +149,7 @@ class Hal(SingleHeadLearner):
             change = self.head(self._features(anchors)) - before
             penalty = self.config.lamb * change.square().sum(1).mean()
             back = torch.autograd.grad(penalty, parameters)
-        with torch.no_grad():  # what the step does to the anchors is part of it, so undoing that is not longer than it
+        with torch.no_grad():  # it has only to undo a part of the loss's step
             back = torch._foreach_mul(back, (_length(gradients) / _length(back)).clamp(max=1))
         with torch.no_grad(), self._at(torch._foreach_add(ahead, back, alpha=-self.config.lr)):
             effect = self.head(self._features(anchors)) - before - change

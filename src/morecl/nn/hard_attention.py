@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 EMBEDDING_BOUND = 6.0  # |e| is held below this after each step, as in HAT
 MIN_CYCLE = 4  # batches from soft to hard, at the least
 COMPENSATION_BOUND = 50.0  # cosh(s e) in the compensation is capped here, as in HAT
-CLOSED = 1e-12  # a smaller mask is 0: it changes no float32 sum, but its products are denormal, which CPUs are slow at
+SMALLEST = 1e-12  # of a mask: less changes no float32 sum, but its products are denormal, and CPUs are slow at those
 
 
 class _Attention(torch.autograd.Function):
@@ -30,14 +29,14 @@ class _Attention(torch.autograd.Function):
         da/de := s_max / (2 (cosh(e) + 1)) * exp(-max(|s e| - 50, 0))
 
     (the last factor is what the clamp leaves over; cosh(50) is 2.6e21, so "+ 1" does not count there). It does not ask
-    whether the mask was below ``CLOSED``.
+    whether the mask was below ``SMALLEST``. Nor is a mask ever 0: behind the adapter's ReLU nothing would come back.
     """
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
         ctx.save_for_backward(embedding, s)
         ctx.s_max = s_max
-        return F.threshold(torch.sigmoid(s * embedding), CLOSED, 0.0)
+        return torch.sigmoid(s * embedding).clamp(min=SMALLEST)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -139,7 +139,7 @@ class AdaptedViT:
             norms: those of a task; the backbone's own if not given.
             adapters: see :class:`AdapterWeights`; none if not given.
             body: a trained copy of the backbone, whose stem and blocks are used; then ``prefix`` are the images.
-            compiled: run the blocks through ``torch.compile``.
+            compiled: run the blocks through ``torch.compile``, all but a last one that is left to the class token.
             every_token: take all tokens through the last block, though only one of them may be read behind it.
         """
         norms = norms or self._norms

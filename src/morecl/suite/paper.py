@@ -63,9 +63,10 @@ def paper_settings(benchmark: str) -> dict[str, Any]:
 def settings(record: Record) -> dict[str, Any]:
     """The record's config, flat, without settings that had no effect."""
     flat = flatten(record.config)
-    if record.method in UNTRAINED and flat.get("freeze_backbone", True):
-        return {path: value for path, value in flat.items() if path not in TRAINING_SETTINGS}
-    return flat
+    names = {path: path.split(".")[-1] for path in flat}
+    frozen = all(value for path, value in flat.items() if names[path] == "freeze_backbone")
+    without = TRAINING_SETTINGS if record.method in UNTRAINED and frozen else ()
+    return {path: value for path, value in flat.items() if names[path] not in without}
 
 
 def setting(record: Record, name: str) -> Any:

@@ -174,7 +174,7 @@ def _planned(
     request = RunRequest(
         method=method,
         benchmark=benchmark,
-        settings={key: value for key, value in common.items() if key in config.model_fields} | group.settings,
+        settings=config.choose({**common, **group.settings}) | group.settings,
         class_order=order,
         seed=seed,
         data_root=str(data_root) if data_root else None,
