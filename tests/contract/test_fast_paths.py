@@ -74,7 +74,7 @@ def test_a_step_may_be_rehearsed_and_lives_on_its_batch_alone(method: str, monke
 def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward as ``torch.compile`` traces them, run without code generation, and once for all blocks."""
     torch._dynamo.reset()
-    traced = torch.compile(network._run_block, dynamic=False, backend="aot_eager", fullgraph=True)
+    traced = network._compiled_block("aot_eager")
     monkeypatch.setattr(network, "_compiled_block", lambda: traced)
     vit = network.AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit)
     adapters = vit.new_adapters(4)
@@ -89,7 +89,12 @@ def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.
         results.append([features.detach(), *gradients])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    graphs = torch._dynamo.utils.counters["stats"]
+    assert graphs["unique_graphs"] == 1
+    with torch.no_grad():
+        for batch in range(4, 14):  # more sizes than torch compiles unasked
+            vit.trunk(torch.randn(batch, 5, 192), vit.new_norms(), adapters.weights(), compiled=True)
+    assert graphs["unique_graphs"] == 11
 
 
 @needs_gpu

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from morecl.errors import InputError
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
 
+RECOMPILE_LIMIT = 64
+
 
 class Norms(nn.Module):
     """One task's copy of every LayerNorm, (2 blocks + 1, D): norm1 and norm2 of each block in turn, then the last."""
@@ -205,8 +207,12 @@ def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _compiled_block() -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
-    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", torch.compile(_run_block, dynamic=False))
+def _compiled_block(backend: str = "inductor") -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
+    """:func:`_run_block`, compiled for each batch size and width that comes. torch's own limit on how often that may be
+    is soon reached by a process that runs several methods, and what comes then is left uncompiled."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    compiled = torch.compile(_run_block, dynamic=False, backend=backend)
+    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", compiled)
 
 
 def _template(block: nn.Module) -> nn.Module:
