@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from morecl.errors import DivergedError
+from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone, Listener
 
 Batch = tuple[Tensor, ...]
@@ -160,6 +161,15 @@ class _CapturedStep:
             buffer.copy_(tensor, non_blocking=True)
         self._graph.replay()
         return self._loss
+
+
+def row_batches(
+    inputs: Tokens | Tensor, rows: Sequence[Tensor], batch_size: int, generator: torch.Generator
+) -> Iterator[Batch]:
+    """``inputs`` of N images and what belongs to them, (N, ...) each, in a random order and in pieces."""
+    order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
+    for index in order.split(batch_size):
+        yield inputs[index], *(row[index] for row in rows)
 
 
 def shuffled_batches(count: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:

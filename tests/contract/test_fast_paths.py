@@ -25,8 +25,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
-    epochs = {"epochs": 2} if method not in ("ncm", "csc") else {}
-    learner = tiny.create(method, **epochs, **changes)
+    learner = tiny.create(method, epochs=2, **changes)
     if captured is not None:
         learner.captured = captured
     for images, labels in TASKS:

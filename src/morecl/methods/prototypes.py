@@ -16,7 +16,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
+from morecl.training import Batch, ProtectedSGD, fit, row_batches
 
 
 class Prototypes(nn.Module):
@@ -76,10 +76,7 @@ class PrototypeLearner(Learner):
         head.grow(task.classes, generator(config.seed, "head", task.index))
 
         def batches(epoch: int) -> Iterator[Batch]:
-            draw = generator(config.seed, "epoch", task.index, epoch)
-            for part in shuffled_batches(len(tokens), config.batch_size, draw):
-                index = part.to(self.device)
-                yield tokens[index], targets[index]
+            return row_batches(tokens, [targets], config.batch_size, generator(config.seed, "epoch", task.index, epoch))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             compiled = self.compiled and len(x) == config.batch_size

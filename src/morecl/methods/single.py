@@ -35,7 +35,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, shuffled_batches
+from morecl.training import Batch, ProtectedSGD, fit, row_batches
 
 
 class TaskModel(nn.Module):
@@ -85,10 +85,7 @@ class Single(Learner):
         tokens, targets = self.prepare(task.images), task.targets.to(self.device)
 
         def batches(epoch: int) -> Iterator[Batch]:
-            draw = generator(config.seed, "epoch", task.index, epoch)
-            for part in shuffled_batches(len(tokens), config.batch_size, draw):
-                index = part.to(self.device)
-                yield tokens[index], targets[index]
+            return row_batches(tokens, [targets], config.batch_size, generator(config.seed, "epoch", task.index, epoch))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             compiled = self.compiled and len(x) == config.batch_size

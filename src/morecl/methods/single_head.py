@@ -16,7 +16,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit
+from morecl.training import Batch, ProtectedSGD, fit, row_batches
 
 
 class SingleHeadLearner(Learner):
@@ -102,9 +102,7 @@ class SingleHeadLearner(Learner):
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(self.config.seed, stage or "epoch", task.index, epoch)
-            order = torch.randperm(len(inputs), generator=draw).to(self.device)
-            for index in order.split(self.config.batch_size):
-                yield inputs[index], *(row[index] for row in rows)
+            return row_batches(inputs, rows, self.config.batch_size, draw)
 
         fit(
             loss,
