@@ -255,6 +255,9 @@ def bench(
         str | None,
         typer.Option(metavar="all|NAME,...", help="Measure instead what a pass and a further task cost with these."),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Measure instead where the time of a training step goes.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two minutes on two CPU cores.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
     backbone: Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")] = None,
@@ -269,20 +272,28 @@ def bench(
 ) -> None:
     """Measure speed here: of MORE against the number of tasks or, with --methods, of learning with each method."""
     from morecl.bench import cost, speed
+    from morecl.bench import profile as step
     from morecl.config import parse_assignments
     from morecl.files import write_json
 
+    if profile and methods is not None:
+        raise InputError("--profile is of MORE alone; leave out --methods")
     settings = parse_assignments(set_ or [])
     named = {"backbone": backbone, "image_size": image_size, "device": device}
     settings |= _given(named | {"precision": precision, "compile": compile_})
     console = _console()
-    result: speed.Bench | cost.Costs
+    result: speed.Bench | cost.Costs | step.StepProfile
     with console.status("starting") as status:
-        if methods is None:
-            result = speed.bench(settings, speed.QUICK if quick else speed.Size(), lambda what: status.update(what))
+
+        def report(what: str) -> None:
+            status.update(what)
+
+        if profile:
+            result = step.measure(settings, step.QUICK if quick else step.Size(), report)
+        elif methods is not None:
+            result = cost.measure(cost.method_names(methods), settings, cost.QUICK if quick else cost.Size(), report)
         else:
-            names, size = cost.method_names(methods), cost.QUICK if quick else cost.Size()
-            result = cost.measure(names, settings, size, lambda what: status.update(what))
+            result = speed.bench(settings, speed.QUICK if quick else speed.Size(), report)
     result.show(console)
     if out:
         write_json(out, result.as_dict())

@@ -142,6 +142,16 @@ def test_the_table_of_a_device_that_counts_its_memory() -> None:
     assert line.split()[4:] == ["20.0", "kB", "4.0", "kB", "6.0", "kB", "8.0", "kB", "5.0", "kB", "15.0", "kB"]
 
 
+@pytest.mark.parametrize("method", ["agem", "joint", "more", "pass"])
+def test_passes_of_compiled_code_are_those_of_a_plain_learner_that_goes_on_from_there(method: str) -> None:
+    stream = cost._Stream(method, cost._configs([method], {}, SIZE)[method], SIZE)
+    stream.run()
+    found = stream.passes()
+    stream.learner.compiled = True  # so it says; its passes are then counted apart
+    assert stream.passes() == found
+    assert stream.passes() is not found
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("method", ["finetune", "more"])
 def test_memory_on_the_gpu(method: str) -> None:

@@ -1,4 +1,5 @@
-"""Measuring what things cost: :mod:`~morecl.bench.speed` of MORE, :mod:`~morecl.bench.cost` of every method.
+"""Measuring what things cost: :mod:`~morecl.bench.speed` of MORE, :mod:`~morecl.bench.profile` of one of its training
+steps, :mod:`~morecl.bench.cost` of every method.
 
-Both run on made-up images: neither time nor memory depends on what they show.
+All run on made-up images: neither time nor memory depends on what they show.
 """

@@ -1,8 +1,11 @@
-"""What both benchmarks share: images, and where they were measured."""
+"""What the benchmarks share: images, a clock, and where they were measured."""
 
 from __future__ import annotations
 
 import platform
+import statistics
+import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,6 +26,20 @@ def wait_for(device: torch.device) -> None:
     """Until all that was asked of ``device`` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median time of ``work`` after two runs to warm up."""
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(repeats):
+        wait_for(device)
+        started = time.perf_counter()
+        work()
+        wait_for(device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
 
 
 def device_name(device: torch.device) -> str:

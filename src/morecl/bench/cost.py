@@ -207,13 +207,9 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
 
 
 def _cost(stream: _Stream, reference: _Stream, reference_passes: float) -> MethodCost:
-    if stream.learner.compiled:
-        torch.compiler.reset()  # a block is compiled for few shapes only; other methods' are not to use them up
     config, size = stream.learner.config, stream.size
     after = stream.run()
     passes = stream.passes()
-    if stream.learner.compiled:
-        reference.again()  # compiles anew
     times = [(stream.again(), reference.again()) for _ in range(size.repeats)]
     seconds, finetune_seconds = (min(side) for side in zip(*times, strict=True))
     return MethodCost(
@@ -264,37 +260,39 @@ class _Stream:
         for _ in range(self.size.tasks):
             self._before_last = {key: value.detach().cpu().clone() for key, value in self.learner.state().items()}
             with counting(self.learner.network) as self._passes:
-                self._learn()
+                self._learn(self.learner)
             after.append(self._after_task())
         return after
 
     def again(self) -> float:
         """Learn the last task anew; seconds."""
-        learner = self.learner
-        learner.restore(learner.classes[:-CLASSES_PER_TASK], learner.task_sizes[:-1], self._before_last)
-        return self._learn()
+        return self._learn_last(self.learner)
 
     def passes(self) -> Passes:
         """Those of the last task."""
         learner = self.learner
         if not learner.compiled:
             return self._passes
-        config = learner.config.model_copy(update={"compile": "off"})
-        plain = _Stream(learner.name, config, self.size, learner.backbone)
-        plain.run()
-        return plain.passes()
+        plain = type(learner)(learner.config.model_copy(update={"compile": "off"}), learner.backbone)
+        with counting(plain.network) as passes:
+            self._learn_last(plain)
+        return passes
 
-    def _learn(self) -> float:
-        task = len(self.learner.task_sizes)
+    def _learn_last(self, learner: Learner) -> float:
+        classes, task_sizes = self.learner.classes[:-CLASSES_PER_TASK], self.learner.task_sizes[:-1]
+        learner.restore(classes, task_sizes, self._before_last)
+        return self._learn(learner)
+
+    def _learn(self, learner: Learner) -> float:
+        task, device = len(learner.task_sizes), learner.device
         images = made_up_images(self.size.images, seed=task)
         labels = [f"{task}-{i % CLASSES_PER_TASK}" for i in range(len(images))]
-        device = self.learner.device
         if device.type == "cuda":
             gc.collect()
             torch.cuda.reset_peak_memory_stats(device)
         wait_for(device)
         started = time.perf_counter()
-        self.learner.learn_task(images, labels)
+        learner.learn_task(images, labels)
         wait_for(device)
         return time.perf_counter() - started
 

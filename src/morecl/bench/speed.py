@@ -6,7 +6,6 @@ A learner with T tasks is made by growing it, which costs nothing, so that T = 2
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,8 +24,8 @@ from morecl.bench.common import (
     device_name,
     made_up_images,
     precision_name,
+    seconds,
     versions,
-    wait_for,
 )
 from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
@@ -141,7 +140,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
 
     learner.learn_task(images, [f"b{label}" for label in labels], listen)
     speed = statistics.median(speeds[1:] or speeds)
-    flop = _training_flop(learner)
+    flop = training_flop(learner)
     result = Bench(
         device=device_name(learner.device),
         precision=precision_name(learner),
@@ -166,7 +165,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large matrix product on random data."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _seconds(lambda: a @ b, device, 5)
+    return 2 * n**3 / seconds(lambda: a @ b, device, 5)
 
 
 def growth(rows: Sequence[AtTasks], name: str) -> float:
@@ -180,11 +179,11 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
     device = learner.device
     one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
-    together = _seconds(lambda: learner.score(learner.embed_all(one)), device, size.repeats)
-    separate = _seconds(lambda: learner.score(_one_by_one(learner, one)), device, size.repeats)
+    together = seconds(lambda: learner.score(learner.embed_all(one)), device, size.repeats)
+    separate = seconds(lambda: learner.score(_one_by_one(learner, one)), device, size.repeats)
     repeats = max(1, size.repeats // 5)
-    batch = _seconds(lambda: learner.score(learner.embed_all(many)), device, repeats)
-    batch_separate = _seconds(lambda: learner.score(_one_by_one(learner, many)), device, repeats)
+    batch = seconds(lambda: learner.score(learner.embed_all(many)), device, repeats)
+    batch_separate = seconds(lambda: learner.score(_one_by_one(learner, many)), device, repeats)
     before = dict(learner.seconds)
     learner.learn_task(images, [f"new{i % CLASSES_PER_TASK}" for i in range(len(images))])
     return AtTasks(
@@ -215,7 +214,7 @@ def _learner(settings: dict[str, Any], tasks: int) -> More:
     return learner
 
 
-def _training_flop(learner: More) -> float:
+def training_flop(learner: More) -> float:
     """Floating-point operations of one training image, forward and backward, counted on a plain step."""
     net, config = learner.tasks[-1], learner.config
     tokens = learner.prepare(made_up_images(8)).range(0, 8)
@@ -225,17 +224,3 @@ def _training_flop(learner: More) -> float:
     learner.model.zero_grad()
     replayed = config.memory_batch_size / config.batch_size
     return counter.get_total_flops() / 8 * (1 + replayed)
-
-
-def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of ``work`` after two runs to warm up."""
-    for _ in range(2):
-        work()
-    times = []
-    for _ in range(repeats):
-        wait_for(device)
-        started = time.perf_counter()
-        work()
-        wait_for(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)

@@ -1,0 +1,170 @@
+"""Where the time of one of MORE's training steps goes, against what its arithmetic alone would take here."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from morecl.bench.common import (
+    CLASSES_PER_TASK,
+    backbone_name,
+    device_name,
+    made_up_images,
+    precision_name,
+    seconds,
+    versions,
+)
+from morecl.bench.speed import matrix_rate, training_flop
+from morecl.errors import InputError
+from morecl.methods.more import More
+from morecl.progress import EpochDone
+
+# the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, Triton's of torch.compile, and ATen
+GROUPS = {
+    "attention": r"sdpa|flash|fmha|attention",
+    "GELU": r"gelu",
+    "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|::(add|b|bad{1,2}b)?mm|mkldnn|mkl_|::linear|gemv|dot_kernel",
+    "norms, sums, activations (compiled)": r"^triton_",
+    "copies": r"memcpy|memset|copy",
+    "the rest": r"",
+}
+EPOCHS = 3  # the first captures the step, the second is timed, the third profiled
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    images: int = 640  # per task
+    settings: dict[str, Any] = field(default_factory=lambda: {"memory_size": 200})
+
+
+QUICK = Size(images=32, settings={"memory_size": 16, "batch_size": 8, "memory_batch_size": 8})
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel (on a CPU: an operation) and what it takes in one step."""
+
+    name: str
+    microseconds: float
+    calls: float
+
+
+@dataclass
+class StepProfile:
+    """The record of the profile."""
+
+    device: str
+    precision: str
+    compiled: bool
+    backbone: str
+    image_size: int
+    images: int  # of one step, replayed ones included
+    step_microseconds: float  # by the clock, without the profiler
+    matrix_tflops: float
+    copy_gigabytes_per_second: float
+    arithmetic_microseconds: float  # of the step's operations at that matrix rate
+    groups: list[Kernel]
+    kernels: list[Kernel]  # the longest first
+    versions: dict[str, str] = field(default_factory=versions)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": "morecl.profile/1", **asdict(self)}
+
+    def show(self, console: Console) -> None:
+        """The record as a table."""
+        console.print(
+            f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, "
+            f"{'compiled' if self.compiled else 'not compiled'}"
+        )
+        console.print(
+            f"a training step of {self.images} images takes {self.step_microseconds:,.0f} us; its arithmetic alone "
+            f"{self.arithmetic_microseconds:,.0f} us at the {self.matrix_tflops:,.1f} TFLOP/s of large matrix products"
+        )
+        console.print(f"large copies reach {self.copy_gigabytes_per_second:,.0f} GB/s, bytes read and written")
+        for title, rows in (("by kind", self.groups), ("longest", self.kernels[:20])):
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            table.add_column(title, no_wrap=True, max_width=60)
+            for head in ("us a step", "calls", "share"):
+                table.add_column(head, justify="right")
+            busy = sum(kernel.microseconds for kernel in self.groups)
+            for row in rows:
+                share = f"{100 * row.microseconds / busy:.1f} %"
+                table.add_row(row.name, f"{row.microseconds:,.1f}", f"{row.calls:.1f}", share)
+            console.print(table)
+
+
+def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -> StepProfile:
+    """Profile the steps of a second task, which replays the first; ``report`` is told what is being measured."""
+    if "epochs" in settings:
+        raise InputError(f"a profile is made of {EPOCHS} epochs; epochs cannot be set")
+    learner = More(More.Config.parse({**size.settings, **settings, "epochs": EPOCHS}))
+    device, config = learner.device, learner.config
+    images = made_up_images(size.images)
+    steps = math.ceil(size.images / config.batch_size)
+    on_gpu = device.type == "cuda"
+    profiler = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU], acc_events=True)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own: else it writes that a machine has no GPU
+    speeds: list[float] = []
+
+    def listen(event: EpochDone) -> None:
+        if event.stage:
+            return
+        if event.epoch == 2:
+            speeds.append(event.images_per_second)
+            profiler.start()
+        elif event.epoch == 3:
+            profiler.stop()
+
+    for task in range(2):
+        report(f"task {task + 1} of 2")
+        labels = [f"{task}-{i % CLASSES_PER_TASK}" for i in range(size.images)]
+        learner.learn_task(images, labels, listen if task else lambda _: None)
+    report("matrix products and copies")
+    rate = matrix_rate(device, learner.dtype)
+    flop = training_flop(learner) * config.batch_size
+    time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    found = [Kernel(e.key, getattr(e, time) / steps, e.count / steps) for e in profiler.key_averages()]
+    kernels = sorted((k for k in found if k.microseconds > 0), key=lambda k: -k.microseconds)
+    return StepProfile(
+        device=device_name(device),
+        precision=precision_name(learner),
+        compiled=learner.compiled,
+        backbone=backbone_name(learner),
+        image_size=learner.backbone.input.size,
+        images=config.batch_size + config.memory_batch_size,
+        step_microseconds=1e6 * size.images / speeds[0] / steps,
+        matrix_tflops=rate / 1e12,
+        copy_gigabytes_per_second=copy_rate(device) / 1e9,
+        arithmetic_microseconds=1e6 * flop / rate,
+        groups=grouped(kernels),
+        kernels=kernels[:60],
+    )
+
+
+def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """The kernels summed by kind, see :data:`GROUPS`; the longest first."""
+    sums = dict.fromkeys(GROUPS, (0.0, 0.0))
+    for kernel in kernels:
+        kind = next(kind for kind, pattern in GROUPS.items() if re.search(pattern, kernel.name, re.IGNORECASE))
+        microseconds, calls = sums[kind]
+        sums[kind] = microseconds + kernel.microseconds, calls + kernel.calls
+    return sorted((Kernel(kind, *total) for kind, total in sums.items()), key=lambda k: -k.microseconds)
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second, read and written, of a large copy."""
+    count = 2**30 if device.type == "cuda" else 2**26
+    source, target = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * count / seconds(lambda: target.copy_(source), device, 5)

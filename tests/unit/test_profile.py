@@ -1,0 +1,60 @@
+"""The profile of a training step: what is counted, and under which name."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+import tiny
+from morecl.bench import profile
+from morecl.bench.profile import Kernel, Size
+from morecl.errors import InputError
+
+SIZE = Size(images=16, settings=tiny.settings_for("more"))
+
+
+def test_every_kernel_is_counted_once_under_the_first_kind_that_fits() -> None:
+    kernels = [
+        Kernel("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", 7.0, 2),
+        Kernel("triton_poi_fused_gelu_gelu_backward_view_3", 5.0, 1),
+        Kernel("triton_red_fused_native_layer_norm_backward_1", 3.0, 4),
+        Kernel("nvjet_sm90_tst_128x64_64x9_2x1_v_bz_TNN", 20.0, 8),
+        Kernel("aten::addmm", 2.0, 1),
+        Kernel("Memcpy DtoD (Device -> Device)", 1.0, 1),
+        Kernel("void at::native::multi_tensor_apply_kernel", 0.5, 6),
+    ]
+    found = {kind.name: (kind.microseconds, kind.calls) for kind in profile.grouped(kernels)}
+    assert found == {
+        "matrix products": (22.0, 9),
+        "attention": (7.0, 2),
+        "GELU": (5.0, 1),
+        "norms, sums, activations (compiled)": (3.0, 4),
+        "copies": (1.0, 1),
+        "the rest": (0.5, 6),
+    }
+    assert list(found)[:2] == ["matrix products", "attention"]
+
+
+def test_one_step_is_profiled_not_an_epoch_nor_other_stages() -> None:
+    told: list[str] = []
+    result = profile.measure({}, SIZE, told.append)
+    assert told[:2] == ["task 1 of 2", "task 2 of 2"]
+    calls = {kernel.name: kernel.calls for kernel in result.kernels}
+    # six blocks: qkv, projection, two of the MLP, twice two of the adapters; queries apart in the last block; the head
+    assert calls["aten::addmm"] == 6 * (4 + 4) + 2
+    assert result.images == 8 + 8
+    busy = sum(kernel.microseconds for kernel in result.groups)
+    assert 0.2 * result.step_microseconds < busy < 5 * result.step_microseconds  # the profiler itself takes time
+    assert 0 < result.arithmetic_microseconds < result.step_microseconds
+    assert result.as_dict()["schema"] == "morecl.profile/1"
+    text = io.StringIO()
+    result.show(Console(file=text, width=100))
+    assert "aten::addmm" in text.getvalue()
+    assert "a training step of 16 images" in text.getvalue()
+
+
+def test_its_epochs_cannot_be_set() -> None:
+    with pytest.raises(InputError, match="a profile is made of 3 epochs"):
+        profile.measure({"epochs": 5}, SIZE, lambda _: None)
