@@ -31,7 +31,7 @@ from morecl.progress import EpochDone
 
 # the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, Triton's of torch.compile, and ATen
 GROUPS = {
-    "attention": r"sdpa|flash|fmha|attention",
+    "attention": r"sdpa|flash|fmha|attention|cudnn::fusion",
     "GELU": r"gelu",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|::(add|b|bad{1,2}b)?mm|mkldnn|mkl_|::linear|gemv|dot_kernel",
     "norms, sums, activations (compiled)": r"^triton_",
