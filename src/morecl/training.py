@@ -99,7 +99,7 @@ def fit(
             after_step()
         return value.detach()
 
-    run = _Capturing(step, optimizer.tensors()) if capture else step
+    run = Capturing(step, optimizer.tensors()) if capture else step
     for epoch in range(epochs):
         started, total, steps = time.perf_counter(), torch.zeros(()), 0
         for batch in batches(epoch):
@@ -114,9 +114,10 @@ def fit(
             )
         speed = images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
+    optimizer.zero_grad(set_to_none=True)  # the last gradients would be kept as long as what was trained
 
 
-class _Capturing:
+class Capturing:
     """``step``, as a CUDA graph for the shapes that come again and again."""
 
     def __init__(self, step: Callable[[Batch], Tensor], changed: Sequence[Tensor]):

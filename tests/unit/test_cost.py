@@ -160,3 +160,5 @@ def test_memory_on_the_gpu(method: str) -> None:
     for name in ("kept_on_device", "allocated", "allocated_asked", "peak"):
         assert found.growth(name) is not None
     assert all(task.peak > task.allocated >= task.kept_on_device for task in found.after_task)  # type: ignore[operator]
+    # blocks of 512 bytes for some tensors; cuBLAS alone would keep 65 MiB for each stream a step was captured on
+    assert found.growth("allocated") < found.growth("kept_on_device") + 100_000  # type: ignore[operator]

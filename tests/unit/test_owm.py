@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 import tiny
-from morecl.methods.owm import Owm, Projector
+from morecl.methods.owm import Owm, Projector, information
+from morecl.random import generator
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -18,8 +19,8 @@ def with_one(x: Tensor) -> Tensor:
 def test_projector_is_the_regularised_inverse() -> None:
     first, second = random(3, 6), random(2, 6, seed=1)
     projector = Projector(1, 6)
-    projector.store(first[None], alpha=0.5)
-    projector.store(second[None], alpha=0.1)
+    projector.store(information(first[None, None], torch.tensor([0.5])))
+    projector.store(information(second[None, None], torch.tensor([0.1])))
     X, Y = with_one(first), with_one(second)
     expected = torch.linalg.inv(torch.eye(7, dtype=X.dtype) + X.mT @ X / 0.5 + Y.mT @ Y / 0.1)
     assert torch.allclose(projector.P[0], expected, atol=1e-12)
@@ -28,7 +29,7 @@ def test_projector_is_the_regularised_inverse() -> None:
 def test_inputs_stored_together_are_rank_one_steps_in_turn() -> None:
     inputs = random(4, 5)
     together = Projector(1, 5)
-    together.store(inputs[None], alpha=0.2)
+    together.store(information(inputs[None, None], torch.tensor([0.2])))
     P = torch.eye(6, dtype=inputs.dtype)
     for x in with_one(inputs):  # k = P x / (alpha + x P x); P <- P - k x P
         k = P @ x / (0.2 + x @ P @ x)
@@ -54,7 +55,7 @@ def step_changes(projector: Projector | None, stored: Tensor, fresh: Tensor) -> 
 def test_a_step_keeps_the_outputs_on_stored_inputs() -> None:
     stored, fresh = random(4, 8), random(4, 8, seed=1)
     projector = Projector(1, 8)
-    projector.store(stored[None], alpha=1e-6)
+    projector.store(information(stored[None, None], torch.tensor([1e-6])))
     torch.manual_seed(0)
     free, _ = step_changes(None, stored, fresh)
     kept, learned = step_changes(projector, stored, fresh)
@@ -73,7 +74,7 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     one.learn_task(images, labels)
     tokens = one.prepare(images)
     mean = one.embed(tokens, "").mean(0)  # the only input of the head that was stored: 16 images, one batch
-    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0, 1]  # behind the first attention: no adapter before it
+    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0, 0, 1]  # behind the first attention: no adapter before it
     weight, bias = one.head.weight.detach().clone(), one.head.bias.detach().clone()
     w1, b1 = one.adapters.w1.detach()[0].clone(), one.adapters.b1.detach()[0].clone()
     norms = [p.detach().clone() for p in one.norms.parameters()]
@@ -111,11 +112,11 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
     x = one.prepare(tiny.task([0, 1], ["a", "b"], 1)[0]).range(0, 1)  # one image: its inputs are the means
     means = one._mean_inputs(x)
     before = one._features(x).detach()
-    assert torch.allclose(means["head"][0], before, atol=1e-6)
+    assert torch.allclose(means["head"][0, 0], before, atol=1e-6)
     for name, weight in (("fc1", one.adapters.w1), ("fc2", one.adapters.w2)):
         for place in (0, 5, 11):
             # a change of the weight at right angles to all of the layer's inputs changes nothing
-            X = means[name][place].double()  # (L, in)
+            X = means[name][place, 0].double()  # (L, in)
             change = random(weight.shape[1], weight.shape[2], seed=place)
             free = change - change @ torch.linalg.pinv(X) @ X
             for delta, same in ((free, True), (change, False)):
@@ -124,3 +125,15 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
                     close = torch.allclose(one._features(x), before, atol=1e-3)
                     weight[place] -= delta.float()
                 assert close == same, (name, place)
+
+
+def test_batches_that_go_through_the_network_together_are_stored_each_with_its_own_mean() -> None:
+    one = learner(batch_size=3, alpha=0.7, alpha_decay=0.2, eval_batch_size=6)
+    images, labels = tiny.task([0, 1], ["a", "b"], 4)  # 8 images: two batches at once, then one of two images
+    one.learn_task(images, labels)
+    tokens, draw = one.prepare(images), generator(one.config.seed, "owm", 0)
+    expected = torch.eye(193, dtype=torch.float64)
+    for b, index in enumerate(torch.randperm(8, generator=draw).split(3)):
+        x = with_one(one.embed(tokens, "")[index].double().mean(0)[None])
+        expected += x.mT @ x / (0.7 * 0.2 ** (b / 3))
+    assert torch.allclose(one.projectors["head"].P[0], torch.linalg.inv(expected), atol=1e-6)

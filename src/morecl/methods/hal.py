@@ -48,7 +48,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, fit, paired_batches
+from morecl.training import Batch, Capturing, fit, paired_batches
 
 
 class HalConfig(TrainingConfig):
@@ -177,11 +177,17 @@ class Hal(SingleHeadLearner):
         start = torch.rand(task.classes, 3, side, side, generator=generator(self.config.seed, "anchors", task.index))
         columns = torch.arange(task.first_column, task.first_column + task.classes, device=self.device)
         hindsight = self._hindsight(task, listener)
-        images = start.to(self.device)
         darkest, brightest = ((level - self.preprocess.mean) / self.preprocess.std for level in (0.0, 255.0))
-        for _ in range(self.config.anchor_steps):
+
+        def step(batch: Batch) -> Tensor:
+            (images,) = batch
             images = images + self.config.anchor_lr * self._ascent(images, columns, mean, hindsight)
-            images = torch.minimum(torch.maximum(images, darkest), brightest)
+            return torch.minimum(torch.maximum(images, darkest), brightest)
+
+        run = Capturing(step, []) if self.captured else step
+        images = start.to(self.device)
+        for _ in range(self.config.anchor_steps):
+            images = run((images,))
         return images
 
     def _hindsight(self, task: TaskData, listener: Listener) -> list[Tensor] | None:

@@ -18,7 +18,7 @@ Deviations:
   projected away from, and moving them would move what every layer behind them sees. So is the backbone, for the same
   reason, if ``freeze_backbone=False``.
 - In a layer that sees L tokens an image, each position's mean is an input of its own, as the original does with the
-  positions of a convolution. The L rank-one steps are taken at once (Woodbury's identity).
+  positions of a convolution. All rank-one steps of a task are taken at once, which gives the same P.
 - P is updated when a task is finished, as that paper's text has it; the published code updates it in every batch.
 - Momentum, as for all methods here: P does not change within a task and momentum starts from zero in each, so the sum
   it keeps stays inside the free directions.
@@ -57,13 +57,11 @@ class Projector(nn.Module):
         self.register_buffer("P", torch.eye(inputs + 1, dtype=torch.float64).repeat(layers, 1, 1))
 
     @torch.no_grad()
-    def store(self, inputs: Tensor, alpha: float) -> None:
-        """Recursive least squares with ``inputs`` (A, n, D), all under the same ``alpha``."""
-        X = F.pad(inputs.double(), (0, 1), value=1.0)  # (A, n, D + 1)
-        PX = self.P @ X.mT  # (A, D + 1, n)
-        inner = X @ PX + alpha * torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
-        self.P -= PX @ torch.linalg.solve(inner, PX.mT)
-        self.P.copy_((self.P + self.P.mT) / 2)
+    def store(self, information: Tensor) -> None:
+        """All steps of recursive least squares at once, P <- (P^-1 + I)^-1; see :func:`information`."""
+        identity = torch.eye(self.P.shape[-1], dtype=self.P.dtype, device=self.P.device)
+        P = torch.linalg.solve(identity + self.P @ information, self.P)
+        self.P.copy_((P + P.mT) / 2)
 
     @torch.no_grad()
     def project(self, weight: Tensor, bias: Tensor) -> None:
@@ -71,6 +69,14 @@ class Projector(nn.Module):
         G = torch.cat([weight, bias[..., None]], -1) @ self.P.to(weight.dtype)
         weight.copy_(G[..., :-1])
         bias.copy_(G[..., -1])
+
+
+def information(inputs: Tensor, alpha: Tensor) -> Tensor:
+    """sum_bn x_bn x_bn^T / alpha_b: what ``inputs`` (A, B, n, D) of B batches, a 1 for the bias beside each, tell of
+    the directions that are used. ``alpha`` (B,) -> (A, D + 1, D + 1), float64."""
+    X = F.pad(inputs.double(), (0, 1), value=1.0)
+    X = (X / alpha.to(X).sqrt()[:, None, None]).flatten(1, 2)
+    return X.mT @ X
 
 
 class Owm(SingleHeadLearner):
@@ -119,24 +125,33 @@ class Owm(SingleHeadLearner):
     @torch.no_grad()
     def _store(self, task: TaskData, tokens: Tokens) -> None:
         """Update every projector with the layer's mean inputs over each batch of the task."""
-        draw = generator(self.config.seed, "owm", task.index)
-        batches = shuffled_batches(len(tokens), self.config.batch_size, draw)
-        for b, index in enumerate(batches):
-            alpha = self.config.alpha * self.config.alpha_decay ** (b / len(batches))
-            for name, mean in self._mean_inputs(tokens[index.to(self.device)]).items():
-                self.projectors[name].store(mean, alpha)
+        config, draw = self.config, generator(self.config.seed, "owm", task.index)
+        batches = shuffled_batches(len(tokens), config.batch_size, draw)
+        alpha = config.alpha * config.alpha_decay ** (torch.arange(len(batches), dtype=torch.float64) / len(batches))
+        sums = {name: torch.zeros_like(projector.P) for name, projector in self.projectors.items()}
+        at_once = max(1, self.eval_batch_size // config.batch_size)
+        for first in range(0, len(batches), at_once):
+            some = slice(first, first + at_once)
+            for name, means in self._mean_inputs(tokens[torch.cat(batches[some]).to(self.device)]).items():
+                sums[name] += information(means, alpha[some])
+        for name, projector in self.projectors.items():
+            projector.store(sums[name])
 
     @torch.no_grad()
     def _mean_inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """Each layer's input, averaged over the batch: ``fc1`` (A, L, D), ``fc2`` (A, L, K), ``head`` (1, 1, D)."""
+        """Each layer's input, averaged over each of the B batches in ``x``: ``fc1`` (A, B, L, D), ``fc2`` (A, B, L, K),
+        ``head`` (1, B, 1, D)."""
         first: list[Tensor] = []
         second: list[Tensor] = []
+
+        def means(h: Tensor) -> Tensor:
+            return torch.stack([batch.mean(0) for batch in h.split(self.config.batch_size)])
 
         def keep(slot: nn.Module, inputs: tuple[Tensor]) -> None:
             (h,), place = inputs, len(first)
             hidden = F.relu(F.linear(h.float(), self.adapters.w1[place], self.adapters.b1[place]))
-            first.append(h.float().mean(0))
-            second.append(hidden.mean(0))
+            first.append(means(h.float()))
+            second.append(means(hidden))
 
         # the one block stands for all, so its two slots see every adapter's input in turn
         slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
@@ -146,7 +161,7 @@ class Owm(SingleHeadLearner):
         finally:
             for handle in handles:
                 handle.remove()
-        return {"fc1": torch.stack(first), "fc2": torch.stack(second), "head": features.mean(0)[None, None]}
+        return {"fc1": torch.stack(first), "fc2": torch.stack(second), "head": means(features)[None, :, None]}
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": sum(projector.P.numel() for projector in self.projectors.values())}
