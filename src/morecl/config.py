@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -55,6 +56,10 @@ class LearnerConfig(BaseModel):
     def trains(self) -> bool:
         """Whether anything is trained by gradient descent."""
         return not self.freeze_backbone
+
+    def record(self) -> dict[str, Any]:
+        """What a record says of the settings: all, but not in which folder of this machine the backbone lay."""
+        return self.model_dump(mode="json") | {"backbone": Path(self.backbone).name}
 
 
 class SgdConfig(LearnerConfig):

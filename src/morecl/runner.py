@@ -233,7 +233,7 @@ def _record(request: RunRequest, learner: Learner, stream: TaskStream, progress:
         class_order_name=request.class_order,
         task_sizes=[len(group) for group in stream.groups],
         # a record travels: it names the weights' file, not where it lay (their sha256 says which they are)
-        config=learner.config.model_dump(mode="json") | {"backbone": Path(learner.config.backbone).name},
+        config=learner.config.record(),
         backbone=BackboneInfo(name=learner.backbone.architecture or "local", sha256=learner.backbone.sha256),
         data=DataInfo(
             name=stream.dataset.name,

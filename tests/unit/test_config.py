@@ -117,3 +117,9 @@ def test_devices() -> None:
             resolve_device(name)
     assert resolve_precision("auto", torch.device("cpu")) == torch.float32
     assert resolve_precision("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_a_record_does_not_tell_where_the_backbone_lay() -> None:
+    assert MoreConfig.parse({"backbone": "/home/someone/vit.safetensors"}).record()["backbone"] == "vit.safetensors"
+    config = MoreConfig.parse({"lr": 0.25})
+    assert config.record() == config.model_dump(mode="json")

@@ -214,7 +214,7 @@ def _cost(stream: _Stream, reference: _Stream, reference_passes: float) -> Metho
     seconds, finetune_seconds = (min(side) for side in zip(*times, strict=True))
     return MethodCost(
         method=stream.learner.name,
-        settings=config.model_dump(mode="json"),
+        settings=config.record(),
         image_passes=passes,
         passes=passes.total / (size.images * (config.epochs if isinstance(config, SgdConfig) and config.trains else 1)),
         seconds=seconds,

@@ -70,6 +70,7 @@ class StepProfile:
     compiled: bool
     backbone: str
     image_size: int
+    settings: dict[str, Any]
     images: int  # of one step, replayed ones included
     step_microseconds: float  # by the clock, without the profiler
     matrix_tflops: float
@@ -143,6 +144,7 @@ def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None])
         compiled=learner.compiled,
         backbone=backbone_name(learner),
         image_size=learner.backbone.input.size,
+        settings=config.record(),
         images=config.batch_size + config.memory_batch_size,
         step_microseconds=1e6 * size.images / speeds[0] / steps,
         matrix_tflops=rate / 1e12,

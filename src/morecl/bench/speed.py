@@ -147,7 +147,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
         compiled=learner.compiled,
         backbone=backbone_name(learner),
         image_size=learner.backbone.input.size,
-        settings=learner.config.model_dump(mode="json"),
+        settings=learner.config.record(),
         matrix_tflops=rate / 1e12,
         training_images_per_second=speed,
         training_gflop_per_image=flop / 1e9,

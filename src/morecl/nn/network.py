@@ -203,7 +203,7 @@ class ClassTokenBlock(nn.Module):
 
 
 def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    return cast(Tensor, functional_call(block, state, (x,)))
+    return cast(Tensor, functional_call(block, state, (x,), tie_weights=False))
 
 
 @functools.cache
