@@ -120,6 +120,6 @@ def test_devices() -> None:
 
 
 def test_a_record_does_not_tell_where_the_backbone_lay() -> None:
-    assert MoreConfig.parse({"backbone": "/home/someone/vit.safetensors"}).record()["backbone"] == "vit.safetensors"
+    assert MoreConfig.parse({"backbone": "some/folder/vit.safetensors"}).record()["backbone"] == "vit.safetensors"
     config = MoreConfig.parse({"lr": 0.25})
     assert config.record() == config.model_dump(mode="json")
