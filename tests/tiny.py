@@ -28,9 +28,9 @@ SETTINGS: dict[str, Any] = {
 
 def settings_for(method: str, **changes: Any) -> dict[str, Any]:
     """The small settings that ``method`` knows, one of everything it has epochs or steps of, and ``changes``."""
-    fields = METHODS[method].Config.model_fields
-    short = {name: 1 for name in fields if name.endswith(("epochs", "steps"))}
-    return short | {name: value for name, value in SETTINGS.items() if name in fields} | changes
+    config = METHODS[method].Config
+    short = {name: 1 for name in config.model_fields if name.endswith(("epochs", "steps"))}
+    return config.choose(short | SETTINGS | changes) | changes
 
 
 def create(method: str = "more", **changes: Any) -> Learner:

@@ -52,6 +52,16 @@ class LearnerConfig(BaseModel):
         )
         return {key: value for key, value in known.items() if key not in without}
 
+    @classmethod
+    def refuse_idle(cls, method: str, wanted: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
+        """Raise :class:`InputError` if a user ``wanted`` a setting that would change nothing, given the ``others``."""
+        effective = cls.choose({**(others or {}), **wanted})
+        if idle := [key for key in wanted if key in cls.model_fields and key not in effective]:
+            raise InputError(
+                f"method {method!r} trains nothing on a frozen backbone: {', '.join(idle)} would change nothing. "
+                "Leave it out, or train the backbone too with freeze_backbone=false"
+            )
+
     @property
     def trains(self) -> bool:
         """Whether anything is trained by gradient descent."""

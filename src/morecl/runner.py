@@ -129,13 +129,8 @@ def effective_settings(request: RunRequest, recipe: Recipe) -> dict[str, Any]:
     of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in config.model_fields}
     if wanted.get("backbone", SHIPPED) != SHIPPED:
         of_recipe.pop("image_size", None)
-    effective = config.choose(of_recipe | wanted)
-    if idle := [key for key in wanted if key in config.model_fields and key not in effective]:
-        raise InputError(
-            f"method {request.method!r} trains nothing on a frozen backbone: {', '.join(idle)} would change nothing. "
-            "Leave it out, or train the backbone too: --set freeze_backbone=false"
-        )
-    return effective | wanted | {"seed": request.seed}
+    config.refuse_idle(request.method, wanted, of_recipe)
+    return config.choose(of_recipe | wanted) | wanted | {"seed": request.seed}
 
 
 @dataclass

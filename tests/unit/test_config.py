@@ -123,3 +123,9 @@ def test_a_record_does_not_tell_where_the_backbone_lay() -> None:
     assert MoreConfig.parse({"backbone": "some/folder/vit.safetensors"}).record()["backbone"] == "vit.safetensors"
     config = MoreConfig.parse({"lr": 0.25})
     assert config.record() == config.model_dump(mode="json")
+
+
+def test_a_setting_that_would_change_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="'ncm' trains nothing on a frozen backbone: epochs, lr would change nothing"):
+        create("ncm", epochs=3, lr=0.1, seed=1)
+    assert create("ncm", epochs=3, freeze_backbone=False, device="cpu").config.trains

@@ -39,10 +39,13 @@ def method_class(name: str) -> type[Learner]:
 def create(method: str, **settings: Any) -> Learner:
     """A new learner: ``create("more", backbone="vit_mini_patch4_32", memory_size=200, seed=0)``.
 
-    ``settings`` are the fields of the method's ``Config``; an unknown one is an error that names the nearest.
+    ``settings`` are the fields of the method's ``Config``; an unknown one is an error that names the nearest, and one
+    that would change nothing is an error, too.
     """
     cls = method_class(method)
-    return cls(cls.Config.parse(settings))
+    config = cls.Config.parse(settings)
+    cls.Config.refuse_idle(method, settings)
+    return cls(config)
 
 
 __all__ = ["METHODS", "Learner", "Output", "Prediction", "create", "method_class"]
