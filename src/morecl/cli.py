@@ -327,8 +327,10 @@ def _watch(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
         with watching(console, title) as watcher:
             record = work(watcher)
     except KeyboardInterrupt:
-        hint = f"stopped; `morecl resume {escape(str(folder))}` goes on from the last finished task"
-        Console(stderr=True, soft_wrap=True).print(hint)
+        hint = "nothing was written"
+        if (folder / "run.json").is_file():
+            hint = f"`morecl resume {escape(str(folder))}` goes on from the last finished task"
+        Console(stderr=True, soft_wrap=True).print(f"stopped; {hint}")
         raise SystemExit(INTERRUPTED) from None
     summary([record], console)
     console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)

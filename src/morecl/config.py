@@ -76,7 +76,7 @@ class SgdConfig(LearnerConfig):
     """How stochastic gradient descent goes. As it is: for methods that train the backbone or nothing."""
 
     epochs: int = Field(20, ge=1)
-    lr: float = Field(0.005, gt=0)
+    lr: float = Field(0.005, gt=0, le=1e30)
     momentum: float = Field(0.9, ge=0, lt=1)
     batch_size: int = Field(64, ge=1)
 
@@ -84,7 +84,7 @@ class SgdConfig(LearnerConfig):
 class TrainingConfig(SgdConfig):
     """Methods that train adapters."""
 
-    bottleneck: int = Field(64, ge=1, description="width of the adapters")
+    bottleneck: int = Field(64, ge=1, le=2**16, description="width of the adapters")
 
     @property
     def trains(self) -> bool:

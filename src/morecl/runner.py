@@ -2,7 +2,8 @@
 
 A run's folder:
 
-- ``run.json``: what was asked for, written first;
+- ``run.json``: what was asked for and from which directory, written first;
+- ``.lock``: there while a process is at work;
 - ``checkpoint-K/``: the learner after K tasks (a saved learner) and ``progress.json``, what was measured so far.
   Written beside and renamed; the one before it is deleted afterwards. A run that is killed goes on from the newest;
 - ``result.json``: the record, written last. ``model/`` is the learner at the end.
@@ -30,11 +31,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import morecl
 from morecl import checkpoint, metrics
 from morecl.data import Recipe, TaskStream, build_stream, load_recipe
-from morecl.errors import InputError
+from morecl.data.datasets import FOLDER
+from morecl.errors import InputError, unknown_name
 from morecl.evaluator import Evaluator, Step
 from morecl.files import atomic_folder, write_json
-from morecl.methods import Learner, create, method_class
-from morecl.nn.backbone import SHIPPED
+from morecl.locking import LOCK, claimed
+from morecl.methods import METHODS, Learner, create, method_class
+from morecl.nn.backbone import SHIPPED, located
 from morecl.progress import Listener, silent
 from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc, write_record
 
@@ -56,6 +59,19 @@ class RunRequest(BaseModel):
     train_per_class: int | None = None
     test_per_class: int | None = None
     validation: float | None = None
+    directory: str = ""  # where the paths above begin, if they are relative; the current one if not said
+
+    def located(self) -> RunRequest:
+        """The same with paths that hold in any directory."""
+        base, benchmark, settings = Path.cwd() / self.directory, self.benchmark, dict(self.settings)
+        if benchmark.startswith(FOLDER) and benchmark != FOLDER:
+            benchmark = f"{FOLDER}{base / Path(benchmark.removeprefix(FOLDER)).expanduser()}"
+        elif benchmark.endswith(".toml"):
+            benchmark = str(base / Path(benchmark).expanduser())
+        if isinstance(settings.get("backbone"), str):
+            settings["backbone"] = located(settings["backbone"], base)
+        root = None if self.data_root is None else str(base / Path(self.data_root).expanduser())
+        return self.model_copy(update={"benchmark": benchmark, "settings": settings, "data_root": root})
 
 
 @dataclass(frozen=True)
@@ -69,45 +85,56 @@ class Watcher:
 
 def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: Watcher | None = None) -> Record:
     """Run ``request`` and leave everything in ``out``; a folder with a run in it is refused unless ``overwrite``."""
-    recipe = load_recipe(request.benchmark)
-    settings = effective_settings(request, recipe)
+    request = request.model_copy(update={"directory": request.directory or str(Path.cwd())})
+    recipe = load_recipe(request.located().benchmark)
+    settings = effective_settings(request.located(), recipe)
     method_class(request.method).Config.parse(settings)  # complain before anything is written
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; a run needs a folder")
-    if out.exists() and any(out.iterdir()):
-        if not (out / RUN).is_file():
-            raise InputError(f"{out} is not empty and holds no run; choose another folder")
-        if not overwrite:
-            raise InputError(
-                f"{out} already holds a run: `morecl resume {out}` goes on with it, --overwrite starts anew"
-            )
-    stream = _stream(request, recipe)
+    _refuse_taken(out, overwrite)
+    stream = _stream(request.located(), recipe)
     learner = create(request.method, **settings)
-    if out.exists():
+    with claimed(out):
+        _refuse_taken(out, overwrite)  # by someone who was faster
         _clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RUN, request.model_dump(mode="json"))
-    return _go_on(request, learner, stream, out, _Progress(), watcher or Watcher())
+        write_json(out / RUN, request.model_dump(mode="json"))
+        return _go_on(request, learner, stream, out, _Progress(), watcher or Watcher())
 
 
 def resume(out: Path, watcher: Watcher | None = None) -> Record:
     """Go on with the run in ``out`` from its last checkpoint; one that was killed before its first starts anew."""
+    read_request(out)
+    with claimed(out):
+        return _resume(out, watcher or Watcher())
+
+
+def _resume(out: Path, watcher: Watcher) -> Record:
     request = read_request(out)
     if (out / RESULT).is_file():
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
-    recipe = load_recipe(request.benchmark)
-    stream = _stream(request, recipe)
+    recipe = load_recipe(request.located().benchmark)
+    stream = _stream(request.located(), recipe)
     for half_written in out.glob(".checkpoint-*.tmp"):  # left by a kill while it was being written
         shutil.rmtree(half_written)
     newest = _newest_checkpoint(out)
     if newest is None:
-        learner, progress = create(request.method, **effective_settings(request, recipe)), _Progress()
+        learner, progress = create(request.method, **effective_settings(request.located(), recipe)), _Progress()
     else:
         learner = checkpoint.load(newest)
         progress = _Progress.read(newest / PROGRESS)
         if progress.fingerprint != stream.dataset.fingerprint:
             raise InputError(f"the data of {request.benchmark} are not those that the run in {out} began with")
-    return _go_on(request, learner, stream, out, progress, watcher or Watcher())
+    return _go_on(request, learner, stream, out, progress, watcher)
+
+
+def _refuse_taken(out: Path, overwrite: bool) -> None:
+    """A folder with something else in it is never used, one with a run only to ``overwrite`` it."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; a run needs a folder")
+    if not out.exists() or all(path.name == LOCK for path in out.iterdir()):
+        return
+    if not (out / RUN).is_file():
+        raise InputError(f"{out} is not empty and holds no run; choose another folder")
+    if not overwrite:
+        raise InputError(f"{out} already holds a run: `morecl resume {out}` goes on with it, --overwrite starts anew")
 
 
 def read_request(out: Path) -> RunRequest:
@@ -126,11 +153,28 @@ def effective_settings(request: RunRequest, recipe: Recipe) -> dict[str, Any]:
     A recipe's image size is meant for the shipped backbone; any other is used at its own unless the user says so.
     """
     config, wanted = method_class(request.method).Config, request.settings
+    _check_names(recipe)
+    if foreign := [key for key in wanted if key not in config.model_fields and key in _all_settings()]:
+        raise InputError(f"method {request.method!r} has no setting {', '.join(foreign)}; leave it out")
     of_recipe = {key: value for key, value in recipe.settings_for(request.method).items() if key in config.model_fields}
     if wanted.get("backbone", SHIPPED) != SHIPPED:
         of_recipe.pop("image_size", None)
     config.refuse_idle(request.method, wanted, of_recipe)
     return config.choose(of_recipe | wanted) | wanted | {"seed": request.seed}
+
+
+def _check_names(recipe: Recipe) -> None:
+    """A recipe's settings are those of some method; what stands under a method's name, of that one."""
+    for name, table in {"": recipe.settings, **recipe.methods}.items():
+        known = set(method_class(name).Config.model_fields) if name else _all_settings()
+        for key in table:
+            if key not in known:
+                place = f"methods.{name}" if name else "settings"
+                raise unknown_name(f"setting in [{place}] of benchmark {recipe.name}", key, known)
+
+
+def _all_settings() -> set[str]:
+    return {key for method in METHODS.values() for key in method.Config.model_fields}
 
 
 @dataclass
@@ -184,7 +228,8 @@ def _go_on(
         progress.evaluate_seconds += now - started
         progress.total_seconds += now - clock
         if learner.device.type == "cuda":
-            progress.peak_memory_bytes = max(progress.peak_memory_bytes, torch.cuda.max_memory_allocated())
+            peak = torch.cuda.max_memory_allocated(learner.device)
+            progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak)
         watcher.task(task.index, step, progress.total_seconds)
         _write_checkpoint(out, task.index + 1, learner, progress)
         clock = time.perf_counter()

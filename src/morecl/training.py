@@ -54,6 +54,10 @@ class ProtectedSGD(torch.optim.Optimizer):
         if guarded < len(self._parameters):
             torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
 
+    def finite(self) -> bool:
+        """Whether every parameter is."""
+        return bool(torch.stack([p.detach().isfinite().all() for p in self._parameters]).all())
+
     def tensors(self) -> list[Tensor]:
         """All that a step changes."""
         return [*(p.data for p in self._parameters), *self._velocity]
@@ -85,7 +89,7 @@ def fit(
             again on the same batch must do no more than change what the optimiser changes.
 
     Raises:
-        DivergedError: the mean loss of an epoch is not finite.
+        DivergedError: the mean loss of an epoch is not finite, or a parameter after the last.
     """
 
     def step(batch: Batch) -> Tensor:
@@ -114,6 +118,10 @@ def fit(
             )
         speed = images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
+    if not optimizer.finite():
+        raise DivergedError(
+            f"training diverged: what the last step of task {task + 1} left is not finite; lower the learning rate (lr)"
+        )
     optimizer.zero_grad(set_to_none=True)  # the last gradients would be kept as long as what was trained
 
 
@@ -146,27 +154,31 @@ class _CapturedStep:
         self.shapes = [tensor.shape for tensor in batch]
         self._inputs = tuple(tensor.clone() for tensor in batch)
         before = [tensor.clone() for tensor in changed]
-        side = _side_stream(torch.cuda.current_device())
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
-                step(self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip(changed, before, strict=True):
-            tensor.copy_(value)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=side):
-            self._loss = step(self._inputs)
+        device = batch[0].device
+        with torch.cuda.device(device):  # streams are those of the current device, which need not be the batch's
+            side = _side_stream(device)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP_STEPS):
+                    step(self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side):
+                self._result = step(self._inputs)
+        self._device = device
 
     def __call__(self, batch: Batch) -> Tensor:
         for buffer, tensor in zip(self._inputs, batch, strict=True):
             buffer.copy_(tensor, non_blocking=True)
-        self._graph.replay()
-        return self._loss
+        with torch.cuda.device(self._device):
+            self._graph.replay()
+        return self._result
 
 
 @functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """The one stream on which all steps are captured: cuBLAS keeps some 65 MiB for every stream it has seen."""
     return torch.cuda.Stream(device)
 

@@ -75,6 +75,8 @@ def tune(
         raise InputError("tuning needs held-out training images: give a validation share such as 0.1")
     if not (lrs and epochs and seeds):
         raise InputError("tuning needs at least one rate, one number of epochs and one seed")
+    if "seed" in request.settings:
+        raise InputError("give the seed as --seeds")
     for name in TUNED:
         if name in request.settings:
             raise InputError(f"{name} is what is searched: give its values as --{name}, not with --set")
@@ -82,7 +84,7 @@ def tune(
     recipe = load_recipe(request.benchmark)
     asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
     for run in (run for runs in asked.values() for run in runs):  # complain before anything is written
-        method_class(run.method).Config.parse(effective_settings(run, recipe))
+        method_class(run.method).Config.parse(effective_settings(run.located(), recipe))
         finished_record(run, _folder(out, run))
     trials: list[Trial] = []
     for pair, runs in asked.items():

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import morecl
 from morecl import cli
@@ -223,6 +224,50 @@ def test_ctrl_c_says_how_to_go_on(call: Call, finished: Path, tmp_path: Path, mo
     assert measured(folder) == measured(finished)
 
 
+def test_ctrl_c_before_the_first_task_has_nothing_to_go_on_with(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("morecl.runner.build_stream", stopped)
+    code, _, err = call("run", *SMALL, "--out", tmp_path / "run")
+    assert code == 130 and "stopped; nothing was written" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_finds_the_data_from_any_directory(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for place in ("here", "elsewhere"):  # in both there is a folder of that name, with other pictures
+        for label in "abcd":
+            folder = tmp_path / place / "photos" / label
+            folder.mkdir(parents=True)
+            for k in range(5):
+                Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{k}.png")
+    learn = More._learn
+
+    def stopped_in_the_second(self: More, task: Any, listener: Any) -> None:
+        learn(self, task, listener)
+        if task.index == 1:
+            raise KeyboardInterrupt
+
+    small = [*SMALL[SMALL.index("--device") :], "--out"]
+    monkeypatch.chdir(tmp_path / "here")
+    assert call("run", "folder:photos", *small, tmp_path / "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(More, "_learn", stopped_in_the_second)
+        assert call("run", "folder:photos", *small, tmp_path / "run")[0] == 130
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert call("resume", tmp_path / "run")[0] == 0
+    assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+    assert read_record(tmp_path / "run" / "result.json").benchmark == "folder:photos"
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys; from morecl import cli; assert not {'torch', 'timm', 'sklearn'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # Three runs in one process each, all of which end by kill -9: in an epoch of the first task, in an epoch of the third,
 # and while the third checkpoint is being written.
 KILLED = """
@@ -286,9 +331,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "left"),
     [
-        ("first", ["run.json"]),
-        ("third", ["checkpoint-2", "run.json"]),
-        ("checkpoint", [".checkpoint-3.*.tmp", "checkpoint-2", "run.json"]),
+        ("first", [".lock", "run.json"]),
+        ("third", [".lock", "checkpoint-2", "run.json"]),
+        ("checkpoint", [".checkpoint-3.*.tmp", ".lock", "checkpoint-2", "run.json"]),
     ],
 )
 def test_resume_after_kill_9(call: Call, killed: Path, finished: Path, name: str, left: list[str]) -> None:

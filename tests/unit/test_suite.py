@@ -93,7 +93,7 @@ def test_the_same_run_named_twice_is_one_run() -> None:
         (one(benchmark="digit-5t"), {}, "unknown benchmark 'digit-5t'; did you mean 'digits-5t'"),
         (one(), {"epoch": 1}, "unknown setting 'epoch'; did you mean 'epochs'"),
         (one("ncm"), {"bottleneck": 1}, "unknown setting 'bottleneck'"),
-        (one("ncm", variant="a", settings={"bottleneck": 1}), {}, "unknown setting 'bottleneck'"),
+        (one("ncm", variant="a", settings={"bottleneck": 1}), {}, "'ncm' has no setting bottleneck"),
         (one(), {"epochs": 0}, "bad setting: epochs=0"),
         (one(), {"seed": 1}, "--seeds"),
         (one(settings={"epochs": 1}, tasks=2), {}, "sets epochs, tasks but has no `variant`"),
@@ -241,7 +241,7 @@ def leave(folder: Path, request: RunRequest, *, finished: bool) -> None:
     write_json(folder / RUN, request.model_dump(mode="json"))
     if finished:
         settings = effective_settings(request, load_recipe(request.benchmark))
-        config = method_class(request.method).Config.parse(settings).model_dump(mode="json")
+        config = method_class(request.method).Config.parse(settings).record()
         record = make_record(request.method, request.benchmark, request.seed)
         write_record(folder / RESULT, record.model_copy(update={"config": config, "seconds": {"total": 12.0}}))
 
@@ -283,6 +283,18 @@ def test_another_run_in_the_folder_is_refused(
     leave(tmp_path, REQUEST, finished=finished)
     with pytest.raises(InputError, match=message):
         run_suite.finished_record(request_, tmp_path)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_backbone_file_is_the_same_however_its_path_is_written(
+    tmp_path: Path, finished: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "run", changed(backbone="some/vit.safetensors"), finished=finished)
+    for spec in ("./some/vit.safetensors", str(tmp_path / "some" / "vit.safetensors")):
+        assert (run_suite.finished_record(changed(backbone=spec), tmp_path / "run") is not None) == finished
+    with pytest.raises(InputError, match=r"backbone = '.*vit.safetensors', not '.*other.safetensors'"):
+        run_suite.finished_record(changed(backbone="some/other.safetensors"), tmp_path / "run")
 
 
 def test_what_was_begun_goes_on_as_it_began(tmp_path: Path) -> None:

@@ -122,6 +122,26 @@ def test_a_loss_that_is_not_finite_stops_at_the_end_of_its_epoch(value: float) -
     assert len(events) == 1
 
 
+def test_a_last_step_that_blows_up_is_no_result() -> None:
+    """The loss of an epoch is that of the weights before each step; what the last one made of them counts, too."""
+    with pytest.raises(DivergedError, match="what the last step of task 5 left is not finite"):
+        run(lambda p, x: (p - p.detach()).sqrt().sum() if x == 2 else (p * x).sum(), epochs=2)  # 0, of infinite slope
+
+
+def test_no_gradients_are_left_behind() -> None:
+    p = parameter(1.0)
+    fit(
+        lambda x: (p * x).sum(),
+        lambda epoch: iter([(torch.tensor(3.0),)]),
+        ProtectedSGD([p], lr=0.1, momentum=0.0),
+        epochs=1,
+        task=0,
+        images=1,
+        listener=silent,
+    )
+    assert p.grad is None
+
+
 def test_only_shapes_that_come_twice_in_a_row_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy alone, with a recorder in place of the CUDA graph: which batches run singly, which are replayed."""
     ran: list[str] = []

@@ -131,6 +131,8 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     rate = matrix_rate(learner.device, learner.dtype)
     report("training")
     speeds: list[float] = []
+    if learner.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(learner.device)
     labels = [i % CLASSES_PER_TASK for i in range(size.images)]
     learner.learn_task(images, labels)  # without memory; the second task is the usual case
 
@@ -152,7 +154,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
         training_images_per_second=speed,
         training_gflop_per_image=flop / 1e9,
         training_share_of_matrix_rate=speed * flop / rate,
-        peak_memory_bytes=torch.cuda.max_memory_allocated() if learner.device.type == "cuda" else None,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(learner.device) if learner.device.type == "cuda" else None,
         versions=versions(),
     )
     for tasks in size.tasks:

@@ -18,6 +18,7 @@ from morecl.data.folder import find_classes
 from morecl.data.stream import Dataset, Labels, TaskStream
 from morecl.errors import InputError, unknown_name
 
+LARGEST_SIDE = 4096
 _DEFAULTS = "cifar10-5t"  # whose settings hold where the paper gives none
 
 
@@ -57,6 +58,8 @@ def load_recipe(name: str) -> Recipe:
         return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"benchmark {name}")
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER)).expanduser()
+        if name == FOLDER:
+            raise InputError(f"{FOLDER} needs a path, that of a folder with one sub-folder per class: {FOLDER}photos.")
         tasks = min(5, len(find_classes(path)) // 2)
         return replace(load_recipe(_DEFAULTS), name=f"{FOLDER}{path.resolve().name}", dataset=name, tasks=tasks)
     if not name.endswith(".toml"):
@@ -141,8 +144,10 @@ def _parse(name: str, text: str, where: str) -> Recipe:
     check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
     check_dataset_name(values["dataset"])
     check(_positive(values.get("tasks")), "tasks", "a whole number from 1 on")
-    for key in ("train_per_class", "test_per_class", "folder_size"):
+    for key in ("train_per_class", "test_per_class"):
         check(key not in values or _positive(values[key]), key, "a whole number from 1 on")
+    side = values.get("folder_size", 1)
+    check(_positive(side) and side <= LARGEST_SIDE, "folder_size", f"a whole number from 1 to {LARGEST_SIDE}")
     methods = values.get("methods", {})
     check(isinstance(values.get("settings", {}), Mapping), "settings", "a table, [settings]")
     tables = isinstance(methods, Mapping) and all(isinstance(table, Mapping) for table in methods.values())

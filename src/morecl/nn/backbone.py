@@ -30,6 +30,7 @@ from torch import Tensor
 from morecl.errors import InputError, unknown_name
 
 SHIPPED = "vit_mini_patch4_32"
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 HEAD_DIM = 64  # every ViT published by timm and the paper's DeiT-S has heads of 64 dimensions
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -82,6 +83,15 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
     return Backbone(spec, name if _is_known(name) else "", vit, _input_spec(vit, cfg), fingerprint(weights), weights)
 
 
+def located(spec: str, directory: Path) -> str:
+    """``spec`` with the file it names, if it does, as found from ``directory``."""
+    name, at, file = spec.partition("@")
+    if at and _is_known(name):
+        return f"{name}@{directory / file}"
+    path = directory / spec
+    return str(path) if path.suffix in SUFFIXES or path.exists() else spec
+
+
 def fingerprint(state: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes and values of ``state``, whatever file it came from."""
     digest = hashlib.sha256()
@@ -98,7 +108,7 @@ def _parse(spec: str) -> tuple[str, Path | None]:
     if at and _is_known(name):
         return name, Path(file)
     path = Path(spec)
-    if path.suffix in (".safetensors", ".pth", ".pt", ".bin") or path.exists():
+    if path.suffix in SUFFIXES or path.exists():
         return path.name.split(".")[0], path
     if not _is_known(spec):
         known = [SHIPPED, *(m for m in timm.list_models("*vit*") + timm.list_models("deit*"))]

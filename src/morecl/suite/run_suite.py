@@ -30,6 +30,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from morecl.config import LearnerConfig
 from morecl.data import load_recipe
 from morecl.errors import InputError
 from morecl.methods import method_class
@@ -126,19 +127,22 @@ def finished_record(request: RunRequest, folder: Path) -> Record | None:
     there = read_request(folder)
     if (folder / RESULT).is_file():
         record = read_record(folder / RESULT)
-        _same(folder, _what(there, record.config), _what(request, _config(request)), apart_from=_HOW | {"data_root"})
+        here = _what(request, _config(request).record())
+        _same(folder, _what(there, record.config), here, apart_from=_HOW | {"data_root"})
         return record
-    _same(folder, _what(there, _config(there)), _what(request, _config(request)), apart_from=set())
+    begun, asked = (_what(one, _config(one).model_dump(mode="json")) for one in (there, request))
+    _same(folder, begun, asked, apart_from=set())
     return None
 
 
-def _config(request: RunRequest) -> dict[str, Any]:
-    settings = effective_settings(request, load_recipe(request.benchmark))
-    return method_class(request.method).Config.parse(settings).model_dump(mode="json")
+def _config(request: RunRequest) -> LearnerConfig:
+    located = request.located()
+    settings = effective_settings(located, load_recipe(located.benchmark))
+    return method_class(request.method).Config.parse(settings)
 
 
 def _what(request: RunRequest, config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, **request.model_dump(mode="json", exclude={"settings"})}
+    return {**config, **request.located().model_dump(mode="json", exclude={"settings", "directory"})}
 
 
 def _same(folder: Path, there: dict[str, Any], here: dict[str, Any], apart_from: set[str]) -> None:
