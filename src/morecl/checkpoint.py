@@ -102,7 +102,12 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
         raise InputError(f"{path} is damaged: {STATE} is missing")
     if _sha256(state_file) != expected:
         raise InputError(f"{path} is damaged: {STATE} is not the file that was saved (its sha256 differs)")
-    loaded = load_backbone(spec, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed)
+    try:
+        loaded = load_backbone(spec, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed)
+    except InputError as error:
+        raise InputError(
+            f"{error} (give the weights that {path} was trained on: load(folder, backbone=...))"
+        ) from error
     if loaded.sha256 != info["sha256"]:
         raise InputError(f"the weights of backbone {spec} are not those that {path} was trained on (sha256 differs)")
     learner = cls(config, loaded)

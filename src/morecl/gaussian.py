@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NULL = 1e-9  # eigenvalues below this share of the largest are rounding of float32 features, not variance
+NULL = 1e-9  # eigenvalues below this share of the largest are rounding of features, not variance
 MIN_DISTANCE = 1e-6  # an image equal to a class mean would have an infinite coefficient
 
 

@@ -43,7 +43,6 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
-from morecl.training import ProtectedSGD
 
 
 class EeilConfig(TrainingConfig):
@@ -81,9 +80,7 @@ class Eeil(SingleHeadLearner):
                     listener=listener,
                     stage="balanced",
                     epochs=config.balanced_epochs,
-                    optimizer=ProtectedSGD(
-                        list(self.model.parameters()), config.lr * config.balanced_lr_factor, config.momentum
-                    ),
+                    optimizer=self._optimizer(rate=config.balanced_lr_factor),
                 )
             order = herding_order(self._new_features(tokens), new, self.memory.quota(len(self.classes)))
         self.memory.update_ranked(task.images, new, order)

@@ -44,7 +44,6 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import ProtectedSGD
 
 
 class GdConfig(TrainingConfig):
@@ -124,9 +123,7 @@ class Gd(SingleHeadLearner):
             listener=listener,
             stage="balanced",
             epochs=config.balanced_epochs,
-            optimizer=ProtectedSGD(
-                list(self.head.parameters()), config.lr * config.balanced_lr_factor, config.momentum
-            ),
+            optimizer=self._optimizer(self.head, config.balanced_lr_factor),
         )
 
     def _loss(self, logits: Tensor, y: Tensor, p: Tensor, c: Tensor, w: Tensor) -> Tensor:

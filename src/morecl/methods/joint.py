@@ -29,7 +29,11 @@ class Joint(SingleHeadLearner):
         self._reset()
         self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
         everything = replace(
-            task, images=self.memory.images, targets=torch.from_numpy(self.memory.columns), first_column=0
+            task,
+            images=self.memory.images,
+            targets=torch.from_numpy(self.memory.columns),
+            first_column=0,
+            classes=len(self.classes),
         )
 
         def loss(x: Tensor, columns: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from morecl.config import LearnerConfig, TrainingConfig
 from morecl.methods.base import Learner, TaskData, count
@@ -34,6 +33,7 @@ from morecl.nn.hard_attention import (
     rounded,
     split,
 )
+from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
@@ -53,9 +53,7 @@ class MaskedTask(nn.Module):
         super().__init__()
         self.norms = norms
         self.embedding = nn.Parameter(torch.randn(shape, generator=init))
-        self.head = skip_init(nn.Linear, dim, outputs)  # its own initialisation draws from the global generator
-        nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
-        nn.init.zeros_(self.head.bias)
+        self.head = task_head(dim, outputs, init)
 
     @property
     def mask(self) -> Tensor:

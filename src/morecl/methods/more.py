@@ -159,7 +159,7 @@ class More(MaskedLearner):
         heads = [net.head for net in self.tasks[:-1]]
         widest = max(head.out_features for head in heads)
         weight = torch.zeros(len(heads), widest, self.network.dim, device=self.device)
-        bias = torch.full((len(heads), widest), -torch.inf, device=self.device)
+        bias = torch.full((len(heads), widest), torch.finfo().min, device=self.device)  # probability 0
         features, targets = [], []
         for j, head in enumerate(heads):
             weight[j, : head.out_features], bias[j, : head.out_features] = head.weight.data, head.bias.data

@@ -39,7 +39,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import ProtectedSGD, shuffled_batches
+from morecl.training import shuffled_batches
 
 
 class OwmConfig(TrainingConfig):
@@ -99,11 +99,11 @@ class Owm(SingleHeadLearner):
         """``fc1`` and ``fc2`` of all adapters and ``head`` (an ``nn.ModuleDict``)."""
         return cast("dict[str, Projector]", self.model["projectors"])
 
-    def _optimizer(self) -> ProtectedSGD:
-        trained = [*self.adapters.parameters(), *self.head.parameters()]
+    def _trained(self) -> list[Tensor]:
+        trained: list[Tensor] = [*self.adapters.parameters(), *self.head.parameters()]
         if len(self.task_sizes) == 1:
             trained += [*self.norms.parameters(), *self._body_parameters()]
-        return ProtectedSGD(trained, self.config.lr, self.config.momentum)
+        return trained
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
         tokens = self.prepare(task.images)

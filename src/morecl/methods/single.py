@@ -26,11 +26,11 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from morecl.config import TrainingConfig
 from morecl.methods.base import Learner, Output, TaskData, count
 from morecl.nn.adapter import Adapters
+from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
@@ -54,9 +54,7 @@ class TaskModel(nn.Module):
         self.backbone = body
         self.adapters = adapters
         self.norms = norms
-        self.head = skip_init(nn.Linear, dim, classes)  # its own initialisation draws from the global generator
-        nn.init.trunc_normal_(self.head.weight, std=0.02, generator=init)
-        nn.init.zeros_(self.head.bias)
+        self.head = task_head(dim, classes, init)
 
 
 class Single(Learner):

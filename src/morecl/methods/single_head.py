@@ -61,8 +61,14 @@ class SingleHeadLearner(Learner):
         with torch.no_grad():
             return self.head(self.embed(tokens, self.networks()[-1]))
 
-    def _optimizer(self) -> ProtectedSGD:
-        return ProtectedSGD(list(self.model.parameters()), self.config.lr, self.config.momentum)
+    def _trained(self) -> list[Tensor]:
+        """What a task trains."""
+        return list(self.model.parameters())
+
+    def _optimizer(self, trained: nn.Module | None = None, rate: float = 1.0) -> ProtectedSGD:
+        """Of all that a task trains, or of ``trained`` alone; ``rate`` is relative to ``config.lr``."""
+        parameters = self._trained() if trained is None else list(trained.parameters())
+        return ProtectedSGD(parameters, rate * self.config.lr, self.config.momentum)
 
     def _fit(
         self,

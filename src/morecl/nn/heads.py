@@ -1,10 +1,19 @@
-"""The classifier of single-head methods: one linear layer that gets rows as classes come."""
+"""Linear classifiers: one of a task, and one that gets rows as classes come."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
+
+
+def task_head(dim: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """(N, D) -> (N, outputs): weights from a truncated normal of 0.02, biases zero."""
+    head = skip_init(nn.Linear, dim, outputs)  # its own initialisation draws from the global generator
+    nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 class GrowingHead(nn.Module):
