@@ -243,13 +243,42 @@ def test_notes_say_what_differs_from_the_paper() -> None:
     assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
 
 
-def test_notes_warn_of_repeated_seeds_and_of_validation_scores() -> None:
+def test_notes_warn_of_repeated_seeds() -> None:
     again = make_record("more", level=70.0)
     assert any("more than once" in note for note in notes([make_record("more"), again]))
-    held_out = again.model_copy(update={"data": again.data.model_copy(update={"scored_on": "validation"})})
-    assert any("held-out" in note for note in notes([held_out]))
-    variants = [row.variant for row in arrange([again, held_out])]
-    assert variants == [("scored on test",), ("scored on validation",)]
+
+
+def held_out(record: Record) -> Record:
+    return record.model_copy(update={"data": record.data.model_copy(update={"scored_on": "validation"})})
+
+
+def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -> None:
+    """As after a search: its trials differ from the run in other ways, too."""
+    trials = [held_out(with_aca(90.0 + lr, config={"lr": lr})) for lr in (0.1, 0.2)]
+    records = [*trials, with_aca(70.0, config={"lr": 0.1}), with_aca(60.0, "icarl")]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {
+        "iCaRL": False,
+        "MORE (lr 0.1)": True,
+        "MORE (lr 0.1, on held-out images)": False,
+        "MORE (lr 0.2, on held-out images)": False,
+    }
+    [note] = [note for note in notes(records) if "held-out" in note]
+    assert note.startswith("Rows on held-out images are scored on training images kept from training")
+    assert "<strong>70.0<i>" in report.html(records) and "<strong>90" not in report.html(records)
+
+
+def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says_so() -> None:
+    records = [held_out(with_aca(70.0)), held_out(with_aca(60.0, "icarl"))]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {"iCaRL": False, "MORE": True}
+    assert "Scored on held-out training images, not on the test set: Digits-5T." in notes(records)
+    assert not any("held-out" in note for note in notes([with_aca(70.0)]))
+
+
+def test_one_method_with_both_kinds_of_scores_has_two_rows() -> None:
+    record = make_record("more")
+    assert list(arrange([held_out(record), record])) == [Row("more"), Row("more", held_out=True)]
 
 
 GOLDEN = [with_aca(70.0, "icarl", "cifar10-5t"), *(with_aca(80.0 + 2 * s, "more", "cifar10-5t", s) for s in range(2))]
