@@ -84,6 +84,6 @@ def test_scores_on_held_out_images_are_told_apart_and_not_ranked() -> None:
     trial = make_record(level=85.0)
     trial = trial.model_copy(update={"data": trial.data.model_copy(update={"scored_on": "validation"})})
     text, green = shown([make_record(level=60.0), make_record("icarl", level=50.0), trial])
-    assert "MORE (on held-out images)" in text and "not on the test set" in text
+    assert "MORE (held-out images)" in text and "not on the test set" in text
     assert [line.split()[0] for line in green] == ["MORE"] and "held-out" not in green[0]
     assert "Scored on held-out training images" in shown([trial])[0]

@@ -262,11 +262,11 @@ def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -
     assert best == {
         "iCaRL": False,
         "MORE (lr 0.1)": True,
-        "MORE (lr 0.1, on held-out images)": False,
-        "MORE (lr 0.2, on held-out images)": False,
+        "MORE (lr 0.1, held-out images)": False,
+        "MORE (lr 0.2, held-out images)": False,
     }
     [note] = [note for note in notes(records) if "held-out" in note]
-    assert note.startswith("Rows on held-out images are scored on training images kept from training")
+    assert note.startswith("Rows of held-out images are scored on training images kept from training")
     assert "<strong>70.0<i>" in report.html(records) and "<strong>90" not in report.html(records)
 
 
@@ -440,8 +440,8 @@ def test_long_labels_are_shortened_to_what_tells_rows_apart() -> None:
     assert short_labels([Row("more", ("lr 0.1",))]) == {Row("more", ("lr 0.1",)): "MORE (lr 0.1)"}
     assert list(short_labels([Row("more", (f"{'very ' * 9}long 7",))]).values()) == ["MORE (very very very …y long 7)"]
     assert [labels[row] for row in grid if row.held_out] == [
-        "iCaRL (on held-out images, …)",
-        "iCaRL (on held-out images, …) #2",
+        "iCaRL (held-out images, …)",
+        "iCaRL (held-out images, …) #2",
     ]
 
 

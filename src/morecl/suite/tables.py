@@ -31,7 +31,7 @@ from morecl.suite.paper import (
 NOT_A_SETTING = {"seed", "class_order", "class_order_name", "method", "benchmark", "backbone", "eval_batch_size"} | {
     *("device", "data_root", "out", "output", "folder", "threads", "workers", "jobs", "resume", "progress")
 }
-HELD_OUT = "on held-out images"  # in the label of a row that is shown beside rows scored on the test set
+HELD_OUT = "held-out images"  # in the label of a row that is shown beside rows scored on the test set
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,9 @@ def notes(records: Sequence[Record]) -> list[str]:
 def held_out_note(grid: Grid) -> list[str]:
     """Which numbers are not of the test set; nothing if all are."""
     if any(row.held_out for row in grid):
-        return [f"Rows {HELD_OUT} are scored on training images kept from training, not on the test set: never ranked."]
+        return [
+            f"Rows of {HELD_OUT} are scored on training images kept from training, not on the test set: never ranked."
+        ]
     if any(r.data.scored_on == "validation" for row in grid.values() for runs in row.values() for r in runs):
         labels = ", ".join(column.label for column in columns_of(grid))
         return [f"Scored on held-out training images, not on the test set: {labels}."]
