@@ -109,7 +109,7 @@ def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", [".", "..", "", "/"])
+@pytest.mark.parametrize("place", [".", "..", ""])
 def test_the_working_folder_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
