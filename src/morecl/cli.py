@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from morecl.errors import DivergedError, InputError
 
@@ -235,11 +236,13 @@ def report(
     from morecl.files import write_text
     from morecl.suite.report import FORMATS, collect, write_figures
 
+    if format_ is ReportFormat.text and out:
+        raise InputError("--out goes with --format md, latex or html")
+    if out and out.is_dir():
+        raise InputError(f"{out} is a folder; give --out the name of a file, such as {out / 'report'}.{format_.value}")
     records = collect(runs)
     if figures:
         write_figures(records, figures)
-    if format_ is ReportFormat.text and out:
-        raise InputError("--out goes with --format md, latex or html")
     if format_ is ReportFormat.text:
         summary(records, _console())
     elif out:
@@ -306,7 +309,7 @@ def list_(what: Annotated[Listing, typer.Argument()]) -> None:
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for row in listing(what.value):
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     _console().print(table)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from morecl.data import TaskStream
 from morecl.evaluator import Step
@@ -16,14 +20,14 @@ from morecl.methods import Learner
 from morecl.progress import EpochDone
 from morecl.records import Record
 from morecl.runner import Watcher
-from morecl.suite.tables import arrange
+from morecl.suite.tables import Column, arrange, held_out_note
 
 
 @contextmanager
 def watching(console: Console, title: str) -> Iterator[Watcher]:
     """A watcher that draws a bar for the whole run: task, epoch, loss, images/s, time left."""
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=10),
         TextColumn("{task.fields[detail]}"),
         TimeRemainingColumn(compact=True),
@@ -57,8 +61,9 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
         bar.update(row, completed=(index + 1) * epochs)
         detection = "" if step.auc is None else f"  AUC {step.auc:.2f}"
         console.print(
-            f"{title}  task {index + 1}/{total_tasks}  accuracy on all seen {step.aca:.2f} %{detection}"
-            f"  [dim]{seconds:.0f} s[/dim]"
+            f"{escape(title)}  task {index + 1}/{total_tasks}  accuracy on all seen {step.aca:.2f} %{detection}"
+            f"  [dim]{seconds:.0f} s[/dim]",
+            emoji=False,
         )
 
     with bar:
@@ -66,30 +71,36 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
 
 
 def summary(records: Sequence[Record], console: Console) -> None:
-    """One line a method and benchmark, means over runs: what 80 columns have room for. The most accurate is green."""
+    """One line a method and benchmark, means over runs: what 80 columns have room for. A benchmark's best is green."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", style="bold")
     table.add_column("benchmark", no_wrap=True)
     for head in ("runs", "ACA", "AIA", "told", "AUC", "IAUC", "s"):
         table.add_column(head, justify="right", no_wrap=True)
-    groups = [
-        (row.label, column.label, runs) for row, places in arrange(records).items() for column, runs in places.items()
-    ]
-    best = max(_mean([r.metrics.aca for r in runs]) or 0 for _, _, runs in groups)
-    for label, benchmark, runs in groups:
-        metrics = [r.metrics for r in runs]
-        aca = _mean([m.aca for m in metrics])
-        means = [aca, *(_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc"))]
-        cells = ["-" if value is None else f"{value:.2f}" for value in means]
-        seconds = _mean([r.seconds.get("total") for r in runs])
-        style = "green" if len(groups) > 1 and aca == best else None
-        table.add_row(label, benchmark, str(len(runs)), *cells, f"{seconds or 0:.0f}", style=style)
+    grid = arrange(records)
+    ranked: dict[Column, list[float]] = defaultdict(list)
+    for row, places in grid.items():
+        for column, runs in places.items():
+            if row.competes:
+                ranked[column].append(fmean(r.metrics.aca for r in runs))
+    for row, places in grid.items():
+        for column, runs in places.items():
+            metrics = [r.metrics for r in runs]
+            aca = fmean(m.aca for m in metrics)
+            others = [_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc")]
+            cells = ["-" if value is None else f"{value:.2f}" for value in (aca, *others)]
+            seconds = _mean([r.seconds.get("total") for r in runs])
+            best = row.competes and len(ranked[column]) > 1 and aca == max(ranked[column])
+            names = (Text(row.label), Text(column.label))
+            table.add_row(*names, str(len(runs)), *cells, f"{seconds or 0:.0f}", style="green" if best else None)
     console.print(table)
     console.print(
         "[dim]Percent. ACA: accuracy on all classes after the last task. AIA: mean over tasks of the accuracy so "
         "far. told: accuracy if the task is told. AUC: unknown against known after the second last task. IAUC: mean "
         "over tasks.[/dim]"
     )
+    for note in held_out_note(grid):
+        console.print(note, style="dim", markup=False, emoji=False)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

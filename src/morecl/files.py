@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from morecl.errors import InputError
+
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; on success it is renamed to ``target``, on failure removed."""
+    if target.is_dir():
+        raise InputError(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
@@ -36,6 +40,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     A folder that is already there is moved aside first and deleted last, so that at every moment one complete
     version exists under ``target`` or ``.target.old``.
     """
+    if target.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise InputError(f"{target} is where this process works or above it, and cannot be replaced; name a new folder")
+    if target.is_file():
+        raise InputError(f"{target} is a file; give the name of a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from morecl.nn.backbone import InputSpec
 
 ImageArray = NDArray[np.uint8]
+STRIP = 32  # times as long as wide: of a longer strip only the middle is scaled
 
 
 def as_array(images: Any, spec: InputSpec) -> ImageArray:
@@ -27,7 +28,7 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
 
     Raises:
         TypeError: not uint8, or not images at all.
-        ValueError: wrong number of dimensions, empty image, unreadable file.
+        ValueError: wrong number of dimensions, empty image, unreadable or too large file, more than 8 bits a channel.
     """
     if isinstance(images, Tensor):
         images = images.detach().cpu().numpy()
@@ -52,6 +53,7 @@ def square(image: Image.Image, side: int) -> ImageArray:
     The first half of every backbone's evaluation transform, so what follows (:class:`Preprocess`) finds the resize
     already done.
     """
+    image = image.crop(_middle(*image.size))
     width, height = image.size
     short = min(width, height)
     image = image.resize((side * width // short, side * height // short), Image.Resampling.BICUBIC)
@@ -59,21 +61,40 @@ def square(image: Image.Image, side: int) -> ImageArray:
     return np.asarray(image.crop((left, top, left + side, top + side)))
 
 
+def _middle(width: int, height: int) -> tuple[int, int, int, int]:
+    """What the centre square is cut from (left, top, right, bottom): the whole image, but for the ends of a strip.
+
+    A strip scaled as a whole would take gigabytes: one of 1 x 60,000 pixels becomes 224 x 13,440,000.
+    """
+    longest = STRIP * min(width, height)
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, width - left, height - top
+
+
 def _open(image: Any, index: int) -> Image.Image:
     if isinstance(image, str | Path):
         try:
             with Image.open(image) as file:
-                return ImageOps.exif_transpose(file).convert("RGB")
+                return _colour(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
             raise ValueError(f"image {index}: {image} does not exist") from error
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise ValueError(f"image {index}: {image} cannot be read as an image ({error})") from error
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        try:
+            return _colour(image)
+        except ValueError as error:
+            raise ValueError(f"image {index}: {error}") from error
     if isinstance(image, np.ndarray | Tensor):
         array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
         return Image.fromarray(_rgb(array[None], f"image {index}")[0])
     raise TypeError(f"image {index} is a {type(image).__name__}; expected a PIL image, a path or a uint8 array")
+
+
+def _colour(image: Image.Image) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(f"mode {image.mode}: only 8 bits a channel are understood")
+    return image.convert("RGB")
 
 
 def _rgb(array: NDArray[Any], what: str) -> ImageArray:
@@ -116,6 +137,8 @@ class Preprocess:
 
     def __call__(self, images: Tensor) -> Tensor:
         x = images.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
+        left, top, right, bottom = _middle(x.shape[3], x.shape[2])
+        x = x[:, :, top:bottom, left:right]
         height, width = x.shape[2:]
         if min(height, width) != self.spec.resize:
             short = min(height, width)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 
 import timm
+import torch
+from timm.models import is_model_pretrained
+from timm.models.vision_transformer import VisionTransformer
 
 from morecl.data import load_recipe, recipe_names
 from morecl.methods import METHODS
@@ -19,7 +23,7 @@ def listing(what: str) -> list[tuple[str, str]]:
 
 
 def _methods() -> list[tuple[str, str]]:
-    return [(name, _first_line(sys.modules[method.__module__])) for name, method in METHODS.items()]
+    return [(name, _first_paragraph(sys.modules[method.__module__])) for name, method in METHODS.items()]
 
 
 def _benchmarks() -> list[tuple[str, str]]:
@@ -37,10 +41,22 @@ def _suites() -> list[tuple[str, str]]:
 def _backbones() -> list[tuple[str, str]]:
     shipped = (SHIPPED, "2.7 M parameters, 32 px; ships with morecl (the default)")
     known = [*timm.list_models(module="deit"), *timm.list_models(module="vision_transformer")]
-    plain = [name for name in known if name.startswith(("vit_", "deit"))]
-    rest = [(name, "weights through timm") for name in plain if "distilled" not in name]
+    usable = [name for name in known if name.startswith(("vit_", "deit")) and _is_usable(name)]
+    weights = {True: "weights through timm", False: "no weights in timm: NAME@FILE"}
+    rest = [(name, weights[is_model_pretrained(name)]) for name in usable]
     return [shipped, ("NAME@FILE, FILE", "a checkpoint of your own, .safetensors or .pth"), *rest]
 
 
-def _first_line(module: object) -> str:
-    return (inspect.getdoc(module) or "").splitlines()[0]
+def _is_usable(name: str) -> bool:
+    """Whether ``load_backbone`` takes it: a plain ViT of pre-norm blocks. One block, without memory, tells."""
+    with torch.device("meta"):
+        vit = timm.create_model(name, num_classes=0, depth=1)
+    branches = ("ls1", "ls2", "norm1", "norm2")
+    plain = type(vit) is VisionTransformer and vit.attn_pool is None
+    return plain and all(hasattr(block, branch) for block in vit.blocks for branch in branches)
+
+
+def _first_paragraph(module: object) -> str:
+    """In one line, and of a citation ``(authors; where and when)`` only where and when."""
+    text = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
+    return re.sub(r"\([^();]+; ", "(", text)

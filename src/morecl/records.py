@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from morecl.errors import InputError
 from morecl.files import write_json
+
+ROUNDING = 1e-6  # a mean of hundreds may be a little more than a hundred
+
+
+def _share(value: float) -> float:
+    if not -ROUNDING <= value <= 100 + ROUNDING:
+        raise ValueError(f"{value} is not a percentage between 0 and 100")
+    return value
+
+
+def _difference(value: float) -> float:
+    if not abs(value) <= 100 + ROUNDING:
+        raise ValueError(f"{value} is not a difference of percentages, between -100 and 100")
+    return value
+
+
+Share = Annotated[float, AfterValidator(_share)]
+Difference = Annotated[float, AfterValidator(_difference)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -34,25 +53,32 @@ class DataInfo(_Part):
 class Metrics(_Part):
     """Percent. ``None``: not defined for this run (a single task has no OOD data, and so on)."""
 
-    aca: float = Field(description="accuracy on all test images of all classes after the last task")
-    aia: float = Field(description="mean over tasks of the accuracy on all classes seen so far")
-    reduction_rate: float | None
-    bwt: float | None = None
-    fwt: float | None = None
-    auc: float | None = Field(description="OOD detection after the second last task")
-    iauc: float | None = Field(description="mean of auc_per_step")
-    fpr95: float | None = None
-    aupr: float | None = None
-    til_accuracy: float = Field(description="mean over tasks of the accuracy with the task told, after the last task")
-    errors_to_earlier: float | None = Field(None, description="share of the wrong answers that go to an earlier task")
-    errors_to_later: float | None = None
+    aca: Share = Field(description="accuracy on all test images of all classes after the last task")
+    aia: Share = Field(description="mean over tasks of the accuracy on all classes seen so far")
+    reduction_rate: Difference | None
+    bwt: Difference | None = None
+    fwt: Difference | None = None
+    auc: Share | None = Field(description="OOD detection after the second last task")
+    iauc: Share | None = Field(description="mean of auc_per_step")
+    fpr95: Share | None = None
+    aupr: Share | None = None
+    til_accuracy: Share = Field(description="mean over tasks of the accuracy with the task told, after the last task")
+    errors_to_earlier: Share | None = Field(None, description="share of the wrong answers that go to an earlier task")
+    errors_to_later: Share | None = None
 
 
 class Roc(_Part):
     """ROC curve of OOD detection after the second last task (unknown is positive), thinned for drawing."""
 
-    false_positive_rate: list[float]
-    true_positive_rate: list[float]
+    false_positive_rate: list[Share]
+    true_positive_rate: list[Share]
+
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> Self:
+        across, up = len(self.false_positive_rate), len(self.true_positive_rate)
+        if across != up or not up:
+            raise ValueError(f"a curve has as many points across as up, and some; here {across} and {up}")
+        return self
 
 
 class Record(_Part):
@@ -71,23 +97,40 @@ class Record(_Part):
     versions: dict[str, str]
     device: str
     metrics: Metrics
-    accuracy_matrix: list[list[float | None]] = Field(
+    accuracy_matrix: list[list[Share | None]] = Field(
         description="class-incremental accuracy in percent: row i after task i, column j on the test images of task j"
     )
-    til_matrix: list[list[float | None]] = Field(description="the same with the task told")
-    aca_per_step: list[float] = Field(description="accuracy on all classes seen, after each task")
-    auc_per_step: list[float] = Field(description="T-1 entries: OOD detection after each task but the last")
-    fpr95_per_step: list[float] = Field(default_factory=list)
-    aupr_per_step: list[float] = Field(default_factory=list)
+    til_matrix: list[list[Share | None]] = Field(description="the same with the task told")
+    aca_per_step: list[Share] = Field(description="accuracy on all classes seen, after each task")
+    auc_per_step: list[Share] = Field(description="T-1 entries: OOD detection after each task but the last")
+    fpr95_per_step: list[Share] = Field(default_factory=list)
+    aupr_per_step: list[Share] = Field(default_factory=list)
     roc: Roc | None = None
-    seconds: dict[str, float]
-    entries: dict[str, int] = Field(description="numbers kept, by part; 'total' leaves out the replay 'buffer'")
-    capacity: list[float] = Field(
+    seconds: dict[str, Seconds]
+    entries: dict[str, NonNegativeInt] = Field(
+        description="numbers kept, by part; 'total' leaves out the replay 'buffer'"
+    )
+    capacity: list[Share] = Field(
         default_factory=list, description="share of masked neurons taken after each task, percent (HAT, MORE)"
     )
     peak_memory_bytes: int | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+    @model_validator(mode="after")
+    def _fits_its_tasks(self) -> Self:
+        tasks = len(self.task_sizes)
+        if not tasks:
+            raise ValueError("task_sizes is empty; a run has at least one task")
+        for name in ("accuracy_matrix", "til_matrix"):
+            matrix = getattr(self, name)
+            if [len(row) for row in matrix] != [tasks] * tasks:
+                raise ValueError(f"{name} is not {tasks} x {tasks}, a row and a column for each task")
+            if any(None in row[: after + 1] for after, row in enumerate(matrix)):
+                raise ValueError(f"{name} has no number for a task that was learned")
+        if len(self.aca_per_step) != tasks:
+            raise ValueError(f"aca_per_step has {len(self.aca_per_step)} numbers for {tasks} tasks")
+        return self
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -108,4 +151,6 @@ def read_record(path: Path) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise InputError(f"{path} is not a morecl record: {where}: {first['msg']}") from error
+        raise InputError(
+            f"{path} is not a morecl record: {where}: {first['msg'].removeprefix('Value error, ')}"
+        ) from error

@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from morecl.display import watching
+from morecl.display import summary, watching
 from morecl.evaluator import Step
 from morecl.progress import EpochDone
+from morecl.records import Record
+from synthetic import make_record
 
 
 class Stream(list[None]):
@@ -39,3 +41,49 @@ def test_stages_are_named_but_only_a_tasks_own_epochs_move_the_bar(monkeypatch: 
         (10, None),
     ]
     assert "task 2/3  accuracy on all seen 50.00 %" in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("title", ["folder:p[/q] more", "folder:[b]a[/b] more", "folder:heart:x more", "a\\[red] more"])
+def test_a_title_is_shown_as_it_is(title: str, terminal: bool) -> None:
+    learner: Any = SimpleNamespace(config=SimpleNamespace(epochs=1), device="cpu")
+    stream: Any = Stream([None])
+    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None, record=True)
+    with watching(console, title) as watcher:
+        watcher.started(learner, stream, 0)
+        watcher.task(0, Step([50.0], [90.0], 50.0, None, None, None, None, None), 12.0)
+    assert f"{title}  task 1/1" in console.export_text()
+
+
+def shown(records: list[Record]) -> tuple[str, list[str]]:
+    """The summary as text, and its green lines."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard", record=True)
+    summary(records, console)
+    styled = console.export_text(styles=True, clear=False)
+    lines = console.export_text().splitlines()
+    return "\n".join(lines), [line for line, raw in zip(lines, styled.splitlines(), strict=True) if "32m" in raw]
+
+
+def test_names_in_the_summary_are_shown_as_they_are() -> None:
+    text, _ = shown([make_record("[b]mine[/b]", "folder:p[/q]")])
+    assert "[b]mine[/b]" in text and "folder:p[/q]" in text
+
+
+def test_the_best_of_each_benchmark_is_green_but_not_the_upper_bound() -> None:
+    levels = {
+        ("icarl", "digits-5t"): 50,
+        ("more", "digits-5t"): 60,
+        ("joint", "digits-5t"): 70,
+        ("more", "mnist-5t"): 80,
+    }
+    _, green = shown([make_record(m, b, level=level) for (m, b), level in levels.items()])
+    assert [line.split()[:2] for line in green] == [["MORE", "Digits-5T"]]
+
+
+def test_scores_on_held_out_images_are_told_apart_and_not_ranked() -> None:
+    trial = make_record(level=85.0)
+    trial = trial.model_copy(update={"data": trial.data.model_copy(update={"scored_on": "validation"})})
+    text, green = shown([make_record(level=60.0), make_record("icarl", level=50.0), trial])
+    assert "MORE (held-out images)" in text and "not on the test set" in text
+    assert [line.split()[0] for line in green] == ["MORE"] and "held-out" not in green[0]
+    assert "Scored on held-out training images" in shown([trial])[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from morecl.errors import InputError
 from morecl.files import atomic_folder, atomic_path, write_json, write_text
 
 
@@ -100,3 +101,25 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
         assert (tmp_path / "f").stat().st_mode & 0o777 == 0o750
     finally:
         os.umask(before)
+
+
+def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path} is a folder; give the name of a file"):
+        write_text(tmp_path, "x")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", [".", "..", ""])
+def test_the_working_folder_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="name a new folder"), atomic_folder(Path(place)):
+        pass
+    assert names(tmp_path) == ["here"] and names(tmp_path / "here") == []
+
+
+def test_a_file_is_no_place_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(InputError, match="is a file; give the name of a folder"), atomic_folder(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a").read_text() == "x"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from morecl.images import as_array, square, to_side
+from morecl.images import STRIP, Preprocess, as_array, square, to_side
 from morecl.nn.backbone import InputSpec
 
 SPEC = InputSpec(size=8, resize=10)
@@ -104,3 +104,61 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     for name in ("text.png", "half.png"):
         with pytest.raises(ValueError, match=f"image 1: .*{name} cannot be read"):
             as_array([good, tmp_path / name], SPEC)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_more_than_eight_bits_are_refused_not_cut_off(mode: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(np.full((6, 5), 40_000, np.uint16)).convert(mode)
+    with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits"):
+        as_array([COLOUR[0], picture], SPEC)
+    picture.save(tmp_path / "deep.tif")
+    with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits"):
+        as_array([tmp_path / "deep.tif"], SPEC)
+
+
+def test_a_file_that_would_fill_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(COLOUR[0]).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ValueError, match=r"image 0: .*bomb.png cannot be read as an image .*decompression bomb"):
+        as_array([tmp_path / "bomb.png"], SPEC)
+
+
+def whole_then_cut(image: Image.Image, side: int) -> Any:
+    """What ``square`` is for every image that is no strip."""
+    short = min(image.size)
+    image = image.resize((side * image.width // short, side * image.height // short), Image.Resampling.BICUBIC)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (8, 8), (7, 31), (31, 7), (64, 48), (3, 3 * STRIP), (3 * STRIP, 3)])
+@pytest.mark.parametrize("side", [1, 10, 33])
+def test_ordinary_images_are_scaled_as_a_whole(size: tuple[int, int], side: int) -> None:
+    picture = Image.fromarray(RNG.integers(0, 256, (*size, 3), dtype=np.uint8))
+    assert np.array_equal(square(picture, side), whole_then_cut(picture, side))
+
+
+@pytest.mark.parametrize(("short", "long"), [(1, 200), (1, 201), (2, 334), (5, 1000)])
+def test_of_a_strip_only_the_middle_is_scaled(short: int, long: int) -> None:
+    """Where the sides go into each other, nothing changes by it."""
+    preprocess = Preprocess(InputSpec(10, 10, (0, 0, 0), (1, 1, 1)), torch.device("cpu"))
+    strip = RNG.integers(0, 256, (short, long, 3), dtype=np.uint8)
+    for pixels in (strip, strip.transpose(1, 0, 2)):
+        picture = Image.fromarray(pixels)
+        assert np.array_equal(square(picture, 10), whole_then_cut(picture, 10))
+        shown = preprocess(torch.from_numpy(pixels[None].copy()))
+        near = (shown[0].permute(1, 2, 0) * 255).round().numpy() - whole_then_cut(picture, 10)
+        assert abs(near).max() <= 1
+
+
+def test_a_very_long_strip_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = InputSpec(224, 224)
+    strip = RNG.integers(0, 256, (1, 60_000, 3), dtype=np.uint8)
+    sizes: list[tuple[int, int]] = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, size, *rest: sizes.append(size) or resize(self, size, *rest)
+    )
+    assert as_array([strip, COLOUR[0]], spec).shape == (2, 224, 224, 3)
+    assert max(max(size) for size in sizes) < 224 * (STRIP + 1) + 1
+    assert Preprocess(spec, torch.device("cpu"))(torch.from_numpy(strip[None])).shape == (1, 3, 224, 224)

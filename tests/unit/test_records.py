@@ -46,6 +46,48 @@ def test_what_is_no_record_says_where(tmp_path: Path, change: dict[str, Any], me
         read_record(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("task_sizes", [], "top level: task_sizes is empty"),
+        ("aca_per_step", [], "top level: aca_per_step has 0 numbers for 5 tasks"),
+        ("accuracy_matrix", [], "top level: accuracy_matrix is not 5 x 5"),
+        ("accuracy_matrix", [[1.0]] * 5, "top level: accuracy_matrix is not 5 x 5"),
+        ("til_matrix", [[1.0] * 5] * 4 + [[1.0] * 4], "top level: til_matrix is not 5 x 5"),
+        ("til_matrix", [[1.0] * 5] * 4 + [[None] * 5], "top level: til_matrix has no number"),
+        ("til_matrix", [[101.0] * 5] * 5, r"til_matrix\.0\.0: 101.0 is not a percentage"),
+        ("roc.true_positive_rate", [0.0, 100.0], "roc: a curve has as many points across as up"),
+        ("roc", {"false_positive_rate": [], "true_positive_rate": []}, "roc: a curve has"),
+        ("metrics.aca", float("nan"), r"metrics\.aca: nan is not a percentage between 0 and 100"),
+        ("metrics.aca", 1000.0, r"metrics\.aca: 1000.0 is not a percentage"),
+        ("metrics.auc", -1.0, r"metrics\.auc: -1.0 is not a percentage"),
+        ("metrics.bwt", -101.0, r"metrics\.bwt: -101.0 is not a difference"),
+        ("seconds.train", -1.0, r"seconds\.train: Input should be greater"),
+        ("seconds.train", float("inf"), r"seconds\.train: Input should be a finite"),
+        ("entries.total", -1, r"entries\.total: Input should be greater"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(tmp_path: Path, place: str, value: object, message: str) -> None:
+    path = tmp_path / "result.json"
+    write_record(path, make_record())
+    record = json.loads(path.read_text())
+    *outer, last = place.split(".")
+    part = record
+    for name in outer:
+        part = part[name]
+    part[last] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=f"result.json is not a morecl record: {message}"):
+        read_record(path)
+
+
+def test_every_committed_record_can_be_read() -> None:
+    paths = list((Path(__file__).parents[2] / "results").rglob("result.json"))
+    assert paths
+    for path in paths:
+        read_record(path)
+
+
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_record(path, make_record())

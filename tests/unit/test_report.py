@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from morecl import methods
 from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import InputError
 from morecl.records import Metrics, Record, write_record
 from morecl.suite import report
-from morecl.suite.figures import WIDE, drawings, svg
+from morecl.suite.figures import NARROW, WIDE, Drawing, drawings, short_labels, svg, titled
 from morecl.suite.paper import METHODS, TRAINING_SETTINGS, UNTRAINED, paper, paper_number
 from morecl.suite.tables import Column, Row, Table, arrange, build_tables, notes, with_fwt
 from synthetic import make_record
@@ -243,13 +245,42 @@ def test_notes_say_what_differs_from_the_paper() -> None:
     assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
 
 
-def test_notes_warn_of_repeated_seeds_and_of_validation_scores() -> None:
+def test_notes_warn_of_repeated_seeds() -> None:
     again = make_record("more", level=70.0)
     assert any("more than once" in note for note in notes([make_record("more"), again]))
-    held_out = again.model_copy(update={"data": again.data.model_copy(update={"scored_on": "validation"})})
-    assert any("held-out" in note for note in notes([held_out]))
-    variants = [row.variant for row in arrange([again, held_out])]
-    assert variants == [("scored on test",), ("scored on validation",)]
+
+
+def held_out(record: Record) -> Record:
+    return record.model_copy(update={"data": record.data.model_copy(update={"scored_on": "validation"})})
+
+
+def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -> None:
+    """As after a search: its trials differ from the run in other ways, too."""
+    trials = [held_out(with_aca(90.0 + lr, config={"lr": lr})) for lr in (0.1, 0.2)]
+    records = [*trials, with_aca(70.0, config={"lr": 0.1}), with_aca(60.0, "icarl")]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {
+        "iCaRL": False,
+        "MORE (lr 0.1)": True,
+        "MORE (lr 0.1, held-out images)": False,
+        "MORE (lr 0.2, held-out images)": False,
+    }
+    [note] = [note for note in notes(records) if "held-out" in note]
+    assert note.startswith("Rows of held-out images are scored on training images kept from training")
+    assert "<strong>70.0<i>" in report.html(records) and "<strong>90" not in report.html(records)
+
+
+def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says_so() -> None:
+    records = [held_out(with_aca(70.0)), held_out(with_aca(60.0, "icarl"))]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {"iCaRL": False, "MORE": True}
+    assert "Scored on held-out training images, not on the test set: Digits-5T." in notes(records)
+    assert not any("held-out" in note for note in notes([with_aca(70.0)]))
+
+
+def test_one_method_with_both_kinds_of_scores_has_two_rows() -> None:
+    record = make_record("more")
+    assert list(arrange([held_out(record), record])) == [Row("more"), Row("more", held_out=True)]
 
 
 GOLDEN = [with_aca(70.0, "icarl", "cifar10-5t"), *(with_aca(80.0 + 2 * s, "more", "cifar10-5t", s) for s in range(2))]
@@ -387,6 +418,48 @@ def test_fourteen_methods_are_told_apart() -> None:
     assert len(lines) == 14
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 14
     assert len({(line.get_color(), str(line._dash_pattern)) for line in lines}) == 14
+
+
+def bag() -> list[Record]:
+    """Rows that differ in many settings with long names, on a benchmark with a long name; and held-out ones."""
+    names = ("back_update_batch_size", "distillation_temperature", "label_smoothing", "memory_batch_size", "momentum")
+    folder = "folder:/" + "long/" * 30 + "$my_{pictures"
+    rows = [dict.fromkeys(names, 1) | {names[n % 5]: n} for n in range(8)]
+    records = [make_record("more", folder, seed, config=config) for seed, config in enumerate(rows)]
+    return [*records, *(held_out(make_record("icarl", folder, config=config)) for config in rows[:2])]
+
+
+def test_long_labels_are_shortened_to_what_tells_rows_apart() -> None:
+    grid = arrange(bag())
+    labels = short_labels(grid)
+    assert len(set(labels.values())) == len(grid)
+    assert all(len(label) <= 40 for label in labels.values())
+    assert all("held-out" in labels[row] for row in grid if row.held_out)
+    long = next(row for row in grid if "label smoothing 7" in row.variant)
+    assert labels[long] == "MORE (label smoothing 7, …)"
+    assert short_labels([Row("more", ("lr 0.1",))]) == {Row("more", ("lr 0.1",)): "MORE (lr 0.1)"}
+    assert list(short_labels([Row("more", (f"{'very ' * 9}long 7",))]).values()) == ["MORE (very very very …y long 7)"]
+    assert [labels[row] for row in grid if row.held_out] == [
+        "iCaRL (held-out images, …)",
+        "iCaRL (held-out images, …) #2",
+    ]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("records", [bag(), [make_record(name) for name in METHODS]], ids=["long", "all"])
+def test_nothing_in_a_figure_covers_anything_else(records: list[Record]) -> None:
+    shown: list[Drawing] = [drawing for drawing in drawings(records) if drawing.key != "matrix"]
+    assert len(shown) == 5
+    for drawing in shown:
+        for figure in (titled(drawing), drawing.draw(NARROW)):
+            renderer = FigureCanvasAgg(figure).get_renderer()
+            figure.draw(renderer)
+            [axes] = figure.axes
+            boxes = [axes.get_tightbbox(renderer), *(legend.get_window_extent(renderer) for legend in figure.legends)]
+            boxes += [text.get_window_extent(renderer) for text in figure.texts]
+            for one, other in itertools.combinations([box for box in boxes if box is not None], 2):
+                assert not one.overlaps(other), (drawing.key, figure.get_figwidth())
+            assert axes.get_window_extent(renderer).width > 0.45 * figure.bbox.width
 
 
 def test_a_single_task_without_detection_still_makes_a_page() -> None:

@@ -9,7 +9,8 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from numpy.typing import NDArray
 from morecl.errors import InputError, unknown_name
 from morecl.files import atomic_path
 from morecl.records import Record
-from morecl.suite.paper import REFERENCE
-from morecl.suite.tables import Column, Grid, Row, arrange, columns_of, entry_parts, stages
+from morecl.suite.paper import METHODS, REFERENCE
+from morecl.suite.tables import HELD_OUT, Column, Row, arrange, columns_of, entry_parts, stages
 
 Floats = NDArray[np.float64]
 FORMATS = ("svg", "png")
 WIDE, NARROW = 7.6, 3.7  # inches: for a page and for a phone
+_LABEL, _NAME, _PART, _BENCHMARK = 36, 12, 24, 80  # characters: a row's label, its method, one setting; a benchmark
 _TITLES = {
     "accuracy": "Accuracy after each task",
     "matrix": "Accuracy matrix",
@@ -64,8 +66,52 @@ class Drawing:
 def drawings(records: Sequence[Record]) -> list[Drawing]:
     """All figures that the records have data for, by benchmark."""
     grid = arrange([record for record in records if record.method != REFERENCE])
-    styles = {row: _style(row, place) for place, row in enumerate(grid)}
-    return [drawing for column in columns_of(grid) for drawing in _of_column(grid, column, styles)]
+    labels = short_labels(grid)
+    styles = {labels[row]: _style(row, place) for place, row in enumerate(grid)}
+    found: list[Drawing] = []
+    for column in columns_of(grid):
+        runs = {labels[row]: cells[column] for row, cells in grid.items() if column in cells}
+        found += _of_column(runs, column, styles)
+    return found
+
+
+def short_labels(rows: Iterable[Row]) -> dict[Row, str]:
+    """Labels that figures have room for, no two alike; those that are short enough are as in the tables."""
+    rows = list(rows)
+    shared = Counter((row.method, part) for row in rows for part in row.parts if part != HELD_OUT)
+    labels: dict[Row, str] = {}
+    used: Counter[str] = Counter()
+    for row in rows:
+        label = _short_label(row, shared)
+        used[label] += 1
+        labels[row] = label if used[label] == 1 else f"{label} #{used[label]}"
+    return labels
+
+
+def _short_label(row: Row, shared: Counter[tuple[str, str]]) -> str:
+    """A long label without the settings that most rows of the method share; an ellipsis says that some are missing."""
+    if len(row.label) <= _LABEL:
+        return row.label
+    name = _cut(METHODS.get(row.method, row.method), _NAME if row.parts else _LABEL)
+    kept = list(row.parts)
+    while kept:
+        parts = [_cut(part, _PART) for part in kept] + ["…"] * (len(kept) < len(row.parts))
+        label = f"{name} ({', '.join(parts)})"
+        if len(label) <= _LABEL:
+            return label
+        kept.remove(max(reversed(kept), key=lambda part: shared[row.method, part]))
+    return name
+
+
+def _cut(text: str, length: int) -> str:
+    """Without its middle: a setting's value is at the end."""
+    end = length // 3
+    return text if len(text) <= length else f"{text[: length - end - 1]}…{text[-end:]}"
+
+
+def _tail(benchmark: str) -> str:
+    """Of a long path the end: it says more than the beginning."""
+    return benchmark if len(benchmark) <= _BENCHMARK else f"…{benchmark[1 - _BENCHMARK :]}"
 
 
 def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -75,8 +121,7 @@ def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str
             raise unknown_name("figure format", name, FORMATS)
     written = []
     for drawing in drawings(records):
-        figure = drawing.draw(WIDE)
-        figure.suptitle(f"{drawing.title}, {drawing.column.label}", fontsize=10, color=_INK)
+        figure = titled(drawing)
         for name in formats:
             path = folder / f"{drawing.name}.{name}"
             data = svg(figure, drawing.title, text=False).encode() if name == "svg" else _png(figure)
@@ -87,6 +132,15 @@ def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str
                 raise InputError(f"cannot write the figure {path}: {error}") from error
             written.append(path)
     return written
+
+
+def titled(drawing: Drawing) -> Figure:
+    """The wide figure with its title above; it grows by the lines that a long title takes beyond the first."""
+    figure = drawing.draw(WIDE)
+    lines = textwrap.wrap(f"{drawing.title}, {_tail(drawing.column.label)}", width=int(11 * figure.get_figwidth()))
+    figure.set_figheight(figure.get_figheight() + 0.17 * (len(lines) - 1))
+    figure.suptitle("\n".join(lines), fontsize=10, color=_INK, parse_math=False)
+    return figure
 
 
 def svg(figure: Figure, title: str, text: bool = True) -> str:
@@ -134,52 +188,52 @@ def _style(row: Row, place: int) -> _Style:
     return replace(style, colour=_INK, dash="-", width=2.6) if row == Row("more") else style
 
 
-def _of_column(grid: Grid, column: Column, styles: dict[Row, _Style]) -> Iterator[Drawing]:
-    runs = {row: cells[column] for row, cells in grid.items() if column in cells}
-
+def _of_column(runs: dict[str, list[Record]], column: Column, styles: dict[str, _Style]) -> Iterator[Drawing]:
     def drawing(key: str, alt: str, draw: Callable[[float], Figure], of: str = "") -> Drawing:
-        name = re.sub(r"[^a-z0-9+]+", "-", f"{key} {column.label} {of}".lower()).strip("-")
+        name = re.sub(r"[^a-z0-9+]+", "-", f"{key} {_tail(column.label)} {of}".lower()).strip("-")
         return Drawing(key, name, of or _TITLES[key], f"{_TITLES[key]}, {column.label}: {alt}.", column, draw)
 
-    lines = {row: _mean([record.aca_per_step for record in many]) for row, many in runs.items()}
-    alt = "at the end " + ", ".join(f"{row.label} {line[-1]:.1f} %" for row, line in lines.items())
+    lines = {label: _mean([record.aca_per_step for record in many]) for label, many in runs.items()}
+    alt = "at the end " + ", ".join(f"{label} {line[-1]:.1f} %" for label, line in lines.items())
     yield drawing("accuracy", alt, lambda width: _lines(lines, styles, width))
 
-    curves = {row: curve for row, many in runs.items() if (curve := _mean_roc(many)) is not None}
+    curves = {label: curve for label, many in runs.items() if (curve := _mean_roc(many)) is not None}
     if curves:
-        areas = {row: statistics.fmean(r.metrics.auc for r in runs[row] if r.metrics.auc is not None) for row in curves}
-        alt = ", ".join(f"{row.label} AUC {area:.1f} %" for row, area in areas.items())
+        areas = {
+            label: statistics.fmean(r.metrics.auc for r in runs[label] if r.metrics.auc is not None) for label in curves
+        }
+        alt = ", ".join(f"{label} AUC {area:.1f} %" for label, area in areas.items())
         yield drawing("roc", alt, lambda width: _roc(curves, areas, styles, width))
 
-    shares = {row: share for row, many in runs.items() if (share := _mean_errors(many)) is not None}
+    shares = {label: share for label, many in runs.items() if (share := _mean_errors(many)) is not None}
     if shares:
-        alt = ", ".join(f"{row.label} {early:.0f} % to earlier tasks" for row, (early, _) in shares.items())
+        alt = ", ".join(f"{label} {early:.0f} % to earlier tasks" for label, (early, _) in shares.items())
         yield drawing("errors", alt, lambda width: _errors(shares, width))
 
-    seconds = {row: _mean_parts([stages(record) for record in many]) for row, many in runs.items()}
+    seconds = {label: _mean_parts([stages(record) for record in many]) for label, many in runs.items()}
     if any(seconds.values()):
-        alt = ", ".join(f"{row.label} {sum(parts.values()):.0f} s" for row, parts in seconds.items())
+        alt = ", ".join(f"{label} {sum(parts.values()):.0f} s" for label, parts in seconds.items())
         yield drawing("time", alt, lambda width: _stacked(seconds, "seconds", 1.0, width))
 
-    entries = {row: _mean_parts([entry_parts(record) for record in many]) for row, many in runs.items()}
+    entries = {label: _mean_parts([entry_parts(record) for record in many]) for label, many in runs.items()}
     if any(entries.values()):
-        alt = ", ".join(f"{row.label} {sum(parts.values()) / 1e6:.2f} million" for row, parts in entries.items())
+        alt = ", ".join(f"{label} {sum(parts.values()) / 1e6:.2f} million" for label, parts in entries.items())
         yield drawing("entries", alt, lambda width: _stacked(entries, "millions of numbers", 1e6, width))
 
-    for row, many in runs.items():
+    for label, many in runs.items():
         matrix = _mean([_floats(record.accuracy_matrix) for record in many])
         last = ", ".join(f"{value:.0f}" for value in matrix[-1])
-        alt = f"{row.label}, after the last task {last} % on tasks 1 to {len(matrix)}"
-        yield drawing("matrix", alt, functools.partial(_heat, matrix), row.label)
+        alt = f"{label}, after the last task {last} % on tasks 1 to {len(matrix)}"
+        yield drawing("matrix", alt, functools.partial(_heat, matrix), label)
 
 
-def _lines(lines: dict[Row, Floats], styles: dict[Row, _Style], width: float) -> Figure:
+def _lines(lines: dict[str, Floats], styles: dict[str, _Style], width: float) -> Figure:
     """Accuracy on the classes seen, after each task; the legend in the order of the last values."""
-    figure, axes = _canvas(width, 3.1 if width < 5 else max(3.8, 0.5 + 0.22 * len(lines)))
+    figure, axes = _canvas(width, 3.1 if width < 5 else max(3.8, 0.8 + 0.22 * len(lines)))
     steps = max(len(line) for line in lines.values())
-    for row in sorted(lines, key=lambda row: -lines[row][-1]):
-        line = lines[row]
-        _plot(axes, np.arange(1.0, len(line) + 1), line, f"{row.label}  {line[-1]:.1f}", styles[row], markers=True)
+    for label in sorted(lines, key=lambda label: -lines[label][-1]):
+        line = lines[label]
+        _plot(axes, np.arange(1.0, len(line) + 1), line, f"{label}  {line[-1]:.1f}", styles[label], markers=True)
     axes.set_xlabel("tasks learned")
     axes.set_ylabel("accuracy on the classes seen, %")
     axes.set_xticks(range(1, steps + 1) if steps <= 10 else [1, *range(5, steps + 1, 5)])
@@ -188,13 +242,13 @@ def _lines(lines: dict[Row, Floats], styles: dict[Row, _Style], width: float) ->
 
 
 def _roc(
-    curves: dict[Row, tuple[Floats, Floats]], areas: dict[Row, float], styles: dict[Row, _Style], width: float
+    curves: dict[str, tuple[Floats, Floats]], areas: dict[str, float], styles: dict[str, _Style], width: float
 ) -> Figure:
     """True against false positives, the unknown being positive; the legend in the order of the areas."""
-    figure, axes = _canvas(width, 3.4 if width < 5 else max(4.2, 0.5 + 0.22 * len(curves)))
+    figure, axes = _canvas(width, 3.4 if width < 5 else max(4.2, 0.8 + 0.22 * len(curves)))
     axes.plot([0, 100], [0, 100], color=_FAINT, linewidth=1.2, zorder=1)
-    for row in sorted(curves, key=lambda row: -areas[row]):
-        _plot(axes, *curves[row], f"{row.label}  {areas[row]:.1f}", styles[row], markers=False)
+    for label in sorted(curves, key=lambda label: -areas[label]):
+        _plot(axes, *curves[label], f"{label}  {areas[label]:.1f}", styles[label], markers=False)
     axes.set(xlim=(-1, 101), ylim=(-1, 101))
     axes.set_xlabel("known taken for unknown, %")
     axes.set_ylabel("unknown detected, %")
@@ -202,7 +256,7 @@ def _roc(
     return figure
 
 
-def _errors(shares: dict[Row, tuple[float, float]], width: float) -> Figure:
+def _errors(shares: dict[str, tuple[float, float]], width: float) -> Figure:
     """Bars to the left: errors to earlier tasks; to the right: to later ones."""
     figure, axes = _bars(list(shares), width)
     for place, (early, late) in enumerate(shares.values()):
@@ -216,12 +270,12 @@ def _errors(shares: dict[Row, tuple[float, float]], width: float) -> Figure:
     axes.axvline(0, color=_INK, linewidth=0.8)
     axes.set_xlim(-118, 118)
     axes.set_xticks([-100, -50, 0, 50, 100], ["100", "50", "0", "50", "100"])
-    axes.set_xlabel("← to earlier · % of wrong tasks · to later →")
+    axes.set_xlabel(f"← to earlier · %{'' if width < 5 else ' of wrong tasks'} · to later →")
     return figure
 
 
-def _stacked(parts: dict[Row, dict[str, float]], unit: str, scale: float, width: float) -> Figure:
-    """One bar a row, its parts in the same order and colours in all rows."""
+def _stacked(parts: dict[str, dict[str, float]], unit: str, scale: float, width: float) -> Figure:
+    """One bar a label, its parts in the same order and colours in all rows."""
     figure, axes = _bars(list(parts), width)
     names = list(dict.fromkeys(name for amounts in parts.values() for name in amounts))
     left = np.zeros(len(parts))
@@ -239,7 +293,7 @@ def _stacked(parts: dict[Row, dict[str, float]], unit: str, scale: float, width:
     axes.set_xlim(0, 1.14 * max(left.max(), 1e-9))
     axes.set_xlabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if width < 5 else 8))
-    figure.legend(loc="outside upper center", ncols=3 if width < 5 else 6, frameon=False, fontsize=8, labelcolor=_INK)
+    figure.legend(loc="outside lower center", ncols=3 if width < 5 else 6, frameon=False, fontsize=8, labelcolor=_INK)
     return figure
 
 
@@ -284,13 +338,13 @@ def _canvas(width: float, height: float) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _bars(rows: Sequence[Row], width: float) -> tuple[Figure, Any]:
-    """Axes with a place for each row; on a narrow figure long names take several lines."""
-    labels = [textwrap.fill(row.label, 20 if width < 5 else 40) for row in rows]
+def _bars(labels: Sequence[str], width: float) -> tuple[Figure, Any]:
+    """Axes with a place for each label; on a narrow figure long ones take several lines."""
+    labels = [textwrap.fill(label, 20 if width < 5 else 40) for label in labels]
     lines = 1 + max(label.count("\n") for label in labels)
-    figure, axes = _canvas(width, height=1.2 + max(0.27, 0.13 * lines) * len(rows))
-    axes.set_yticks(range(len(rows)), labels, fontsize=8 if lines == 1 else 7)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    figure, axes = _canvas(width, height=1.2 + max(0.27, 0.13 * lines) * len(labels))
+    axes.set_yticks(range(len(labels)), labels, fontsize=8 if lines == 1 else 7)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(False, axis="y")
     return figure, axes
 
@@ -308,7 +362,7 @@ def _legend(figure: Figure, width: float) -> None:
     columns = 2 if width < 5 and max(map(len, labels)) < 20 else 1
     if width < 5:
         figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(labels) / columns))
-    place = "outside lower left" if width < 5 else "outside right upper"
+    place = "outside lower left" if width < 5 else "outside right center"
     figure.legend(loc=place, ncols=columns, frameon=False, fontsize=8, labelcolor=_INK, handlelength=3.2)
 
 

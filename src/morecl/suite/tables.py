@@ -31,6 +31,7 @@ from morecl.suite.paper import (
 NOT_A_SETTING = {"seed", "class_order", "class_order_name", "method", "benchmark", "backbone", "eval_batch_size"} | {
     *("device", "data_root", "out", "output", "folder", "threads", "workers", "jobs", "resume", "progress")
 }
+HELD_OUT = "held-out images"  # in the label of a row that is shown beside rows scored on the test set
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,21 @@ class Row:
 
     method: str
     variant: tuple[str, ...] = ()
+    held_out: bool = False  # scored on held-out training images, and others are scored on the test set
 
     @property
     def label(self) -> str:
         name = METHODS.get(self.method, self.method)
-        return f"{name} ({', '.join(self.variant)})" if self.variant else name
+        return f"{name} ({', '.join(self.parts)})" if self.parts else name
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the label says beside the name."""
+        return (*self.variant, HELD_OUT) if self.held_out else self.variant
 
     @property
     def competes(self) -> bool:
-        return self.method not in (UPPER_BOUND, REFERENCE)
+        return self.method not in (UPPER_BOUND, REFERENCE) and not self.held_out
 
 
 @dataclass(frozen=True)
@@ -213,8 +220,10 @@ def arrange(records: Sequence[Record]) -> Grid:
     A setting splits the rows of a method if it takes several values within one of its columns, or if the paper varies
     it (memory size, back-update, coefficient). Such a setting is named unless it is the paper's for that benchmark
     (or, where the paper has none, a switch that is on). What the config does not tell (backbone, number of images) is
-    named only where it still makes a difference.
+    named only where it still makes a difference. Scores on held-out training images and on the test set never share a
+    row.
     """
+    mixed = len({record.data.scored_on for record in records}) > 1
     by_method: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_method[record.method].append(record)
@@ -223,14 +232,18 @@ def arrange(records: Sequence[Record]) -> Grid:
         config = [_settings(record) for record in runs]
         columns = [Column(record.benchmark, len(record.task_sizes)) for record in runs]
         keys = _varying(config, list(zip(columns, strict=True)))
-        places = [(column, *_values(values, keys)) for column, values in zip(columns, config, strict=True)]
+        places = [
+            (column, record.data.scored_on, *_values(values, keys))
+            for record, column, values in zip(runs, columns, config, strict=True)
+        ]
         extra = [_facts(record) for record in runs]
         more_keys = _varying(extra, places)
         for record, column, values, facts in zip(runs, columns, config, extra, strict=True):
             ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
             named = [_describe(record, key, values.get(key)) for key in sorted([*keys, *ablated])]
             named += [f"{key} {facts[key]}" for key in more_keys]
-            row = Row(method, tuple(text for text in named if text))
+            held_out = mixed and record.data.scored_on == "validation"
+            row = Row(method, tuple(text for text in named if text), held_out)
             grid.setdefault(row, {}).setdefault(column, []).append(record)
     return dict(sorted(grid.items(), key=lambda item: _row_order(item[0])))
 
@@ -353,9 +366,7 @@ def notes(records: Sequence[Record]) -> list[str]:
     absent = [column.label for column in columns if column not in compared]
     if absent:
         found.append(f"Not in the paper: {', '.join(absent)}.")
-    if any(record.data.scored_on == "validation" for record in records):
-        labels = [c.label for c in columns if any(r.data.scored_on == "validation" for r in runs_of[c])]
-        found.append(f"Scored on held-out training images, not on the test set: {', '.join(labels)}.")
+    found += held_out_note(grid)
     repeated = [
         f"{row.label} on {column.label}"
         for row, cells in grid.items()
@@ -371,6 +382,18 @@ def notes(records: Sequence[Record]) -> list[str]:
             f"{METHODS[REFERENCE]} was run with several settings; forward transfer is left out where they mix."
         )
     return found
+
+
+def held_out_note(grid: Grid) -> list[str]:
+    """Which numbers are not of the test set; nothing if all are."""
+    if any(row.held_out for row in grid):
+        return [
+            f"Rows of {HELD_OUT} are scored on training images kept from training, not on the test set: never ranked."
+        ]
+    if any(r.data.scored_on == "validation" for row in grid.values() for runs in row.values() for r in runs):
+        labels = ", ".join(column.label for column in columns_of(grid))
+        return [f"Scored on held-out training images, not on the test set: {labels}."]
+    return []
 
 
 _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = [
@@ -406,7 +429,6 @@ def _facts(record: Record) -> dict[str, Any]:
         "weights": record.backbone.sha256[:8],
         "train images": record.data.train_images,
         "test images": record.data.test_images,
-        "scored on": record.data.scored_on,
     }
 
 
@@ -446,10 +468,10 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     return f"{words} {'none' if value is None else value}"
 
 
-def _row_order(row: Row) -> tuple[float, str, int, tuple[str, ...]]:
+def _row_order(row: Row) -> tuple[float, str, bool, int, tuple[str, ...]]:
     places = {name: float(place) for place, name in enumerate(METHODS)}
     just_before_more = places["more"] - 0.5
-    return places.get(row.method, just_before_more), row.method, len(row.variant), row.variant
+    return places.get(row.method, just_before_more), row.method, row.held_out, len(row.variant), row.variant
 
 
 def _same_tasks(record: Record) -> tuple[Any, ...]:
