@@ -310,6 +310,7 @@ def test_back_update(own_share: float | None, momentum: float) -> None:
         back_update_epochs=4,
         back_update_momentum=momentum,
         back_update_own_share=own_share,
+        back_update_lr=0.01,
     )
     first = np.cumsum([0, *SIZES])
     for k, (images, labels) in enumerate(TASKS):

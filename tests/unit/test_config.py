@@ -30,7 +30,6 @@ def test_defaults_are_the_papers() -> None:
         "coefficient": True,
         "back_update": True,
         "back_update_epochs": 10,
-        "back_update_lr": 0.01,
         "back_update_batch_size": 16,
         "seed": 0,
         "device": "auto",

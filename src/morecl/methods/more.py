@@ -14,10 +14,12 @@ Deviations from the paper's text, all of them where it leaves a choice:
   leaks a little; rounded, the features of a finished task stay bit-identical for ever.
 - Eq. 1 is drawn as batches of ``batch_size`` + ``memory_batch_size`` (Algorithm 1's sample(M)), one mean over both.
 - Softmax has temperature 2 in prediction, as in the authors' code; the paper names none.
-- Back-updating goes on from each head as the previous task left it (Algorithm 1), without momentum, and weighs a head's
-  own samples more (``back_update_own_share``). Eq. 3 counts every sample the same; with |M| samples of the new task
-  that is 50 own against 350 others in the fifth task of CIFAR10-5T, and the earlier heads learn to reject their own
-  classes: errors then go to later tasks four times in five. docs/methods/more.md has the measurements.
+- Back-updating goes on from each head as the previous task left it (Algorithm 1), without momentum. What a step of a
+  linear head does goes with the square of its features, so the rate is relative to their mean square (1 for the
+  shipped backbone, 3 for DeiT-Ti, 12 for ViT-Ti). And a head's own samples weigh more (``back_update_own_share``):
+  Eq. 3 counts every sample the same; with |M| samples of the new task that is 50 own against 350 others in the fifth
+  task of CIFAR10-5T, and the earlier heads learn to reject their own classes: errors then go to later tasks two or
+  more times in three. docs/methods/more.md has the measurements.
 - Features behind a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
   dimensions the covariance is shrunk. See :func:`morecl.gaussian.precision`.
 - ``freeze_backbone=False`` trains the ViT in the first task only: nothing protects it, and features of finished tasks
@@ -55,11 +57,11 @@ class MoreConfig(MaskedConfig):
     coefficient: bool = Field(True, description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)")
     back_update: bool = Field(True, description="show earlier heads what came later (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
-    back_update_lr: float = Field(0.01, gt=0)
+    back_update_lr: float = Field(0.003, gt=0, le=1e30, description="relative to the mean square of a head's features")
     back_update_batch_size: int = Field(16, ge=1)
     back_update_momentum: float = Field(0.0, ge=0, lt=1)
     back_update_own_share: float | None = Field(
-        0.97,
+        0.8,
         gt=0,
         lt=1,
         description="weight of a head's own samples in Eq. 3, all together; null: every sample the same",
@@ -171,6 +173,7 @@ class More(MaskedLearner):
         y = torch.stack(targets).to(self.device)  # (J, n)
         own_sample = y != torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
         emphasis = _emphasis(own_sample, config.back_update_own_share)  # (J, n), mean 1
+        emphasis /= X.square().mean((1, 2))[:, None]  # the rate's unit: a factor of a head's loss is one of its rate
         weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
