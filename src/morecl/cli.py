@@ -164,7 +164,8 @@ def suite(
     show(outcomes, console)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise SystemExit(1)
-    console.print(f"all tables and figures: morecl report {out} --format html --out report.html", soft_wrap=True)
+    command = f"morecl report {escape(str(out))} --format html --out report.html"
+    console.print(f"all tables and figures: {command}", soft_wrap=True)
 
 
 @app.command()
@@ -217,7 +218,7 @@ def tune(
         Console(stderr=True).print("stopped; the same command goes on with the trials that are not finished")
         raise SystemExit(INTERRUPTED) from None
     search.show(found, console)
-    console.print(f"record: {out / search.FILE}", soft_wrap=True)
+    console.print(f"record: {escape(str(out / search.FILE))}", soft_wrap=True)
     if found.best is None:
         raise SystemExit(1)
 

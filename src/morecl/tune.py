@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from morecl import runner
@@ -115,7 +116,8 @@ def show(search: Search, console: Console) -> None:
     for trial in search.trials:
         scores = ["-" if value is None else f"{value:.2f}" for value in (trial.aca, trial.aia)]
         style = "green" if trial == search.best else None
-        table.add_row(str(trial.lr), str(trial.epochs), *scores, f"{trial.seconds:.0f}", trial.note, style=style)
+        cells = [str(trial.lr), str(trial.epochs), *scores, f"{trial.seconds:.0f}", escape(trial.note)]
+        table.add_row(*cells, style=style)
     console.print(table)
     console.print("[dim]ACA and AIA on held-out training images, mean over the seeds; the test set was not used.[/dim]")
     if search.best:
