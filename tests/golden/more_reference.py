@@ -91,8 +91,8 @@ def back_update(
 ) -> tuple[Array, Array]:
     """Eq. 3 by gradient descent with momentum, all samples in each step.
 
-    ``lr`` is relative to the mean square of the features. With ``own_share`` the samples of the head's own classes weigh
-    that much together, the others the rest.
+    ``lr`` is relative to the mean square of the features. With ``own_share`` the samples of the head's own classes
+    weigh that much together, the others the rest.
     """
     lr = lr / np.mean(features**2)
     own = targets < len(bias) - 1
