@@ -11,7 +11,7 @@ class InputError(ValueError):
 
 
 class DivergedError(RuntimeError):
-    """Training produced a loss that is not finite; the learner is as it was before the task."""
+    """Training produced numbers that are not finite. ``learn_task`` leaves the learner as it was before the task."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from morecl import metrics
 from morecl.data import TaskStream
+from morecl.errors import DivergedError
 from morecl.methods import Learner
 from morecl.records import Roc
 
@@ -43,7 +44,11 @@ class Evaluator:
         self._features: dict[str, Tensor] = {}
 
     def after_task(self, index: int) -> Step:
-        """Measure when tasks 0..index have been learned: accuracy on their images, rejection of all later ones."""
+        """Measure when tasks 0..index have been learned: accuracy on their images, rejection of all later ones.
+
+        Raises:
+            DivergedError: what was learned is too large to compute with.
+        """
         learner = self.learner
         self._features = {
             name: self._features[name] if name in self._features else learner.embed(self.tokens, name)
@@ -51,6 +56,11 @@ class Evaluator:
         }
         output = learner.score(list(self._features.values()))
         scores = output.scores.double().cpu().numpy()  # (N, C)
+        if not np.isfinite(scores).all():
+            raise DivergedError(
+                f"training diverged: after task {index + 1} there are scores that are not finite; "
+                "lower the learning rate (lr)"
+            )
         seen = self.task_of_image <= index
         task = self.task_of_image[seen]
         true = self.labels[seen]

@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 import tiny
 from morecl.data.stream import Dataset, TaskStream
+from morecl.errors import DivergedError
 from morecl.evaluator import Evaluator
 from morecl.methods import Learner
 
@@ -88,3 +89,11 @@ def test_numbers(stream: TaskStream, method: str) -> None:
         unknown = np.concatenate([learner.predict(t.x_test).ood_score for t in tasks[k + 1 :]])
         truth = [0] * len(known) + [1] * len(unknown)  # unknown is positive: higher scores are less known
         assert step.auc == pytest.approx(100 * roc_auc_score(truth, np.concatenate([known, unknown])), abs=1e-4)
+
+
+def test_scores_that_are_not_finite_are_a_diverged_run(stream: TaskStream) -> None:
+    learner = tiny.create("finetune")
+    learner.learn_task(stream[0].x_train, stream[0].y_train)
+    learner.head.weight.data.fill_(float("nan"))  # type: ignore[operator, union-attr]
+    with pytest.raises(DivergedError, match="after task 1 there are scores that are not finite"):
+        Evaluator(learner, stream).after_task(0)
