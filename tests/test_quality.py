@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def test_the_methods_pages_have_the_numbers_of_the_records() -> None:
     command = [sys.executable, "docs/method_numbers.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"run docs/method_numbers.py; out of date: {done.stdout}{done.stderr}"
+
+
+def test_the_back_updates_table_is_that_of_its_record() -> None:
+    record = json.loads((ROOT / "results" / "back-update-held-out.json").read_text())
+    rows = [stream["own share, rate"].values() for stream in record["streams"].values()]
+    for cells in zip(*rows, strict=True):
+        line = " | ".join(f"{c['aca']:.1f} / {c['iauc']:.1f}, {c['earlier']:.0f} %" for c in cells)
+        assert line in (ROOT / "docs" / "methods" / "more.md").read_text()
 
 
 def sources() -> Iterator[Path]:

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from morecl.data import load_recipe, recipe_names
 from morecl.methods import METHODS
-from morecl.nn.backbone import SHIPPED
+from morecl.nn.backbone import SHIPPED, refusal
 from morecl.suite.suites import load_suite, suite_names
 
 
@@ -51,9 +51,7 @@ def _is_usable(name: str) -> bool:
     """Whether ``load_backbone`` takes it: a plain ViT of pre-norm blocks. One block, without memory, tells."""
     with torch.device("meta"):
         vit = timm.create_model(name, num_classes=0, depth=1)
-    branches = ("ls1", "ls2", "norm1", "norm2")
-    plain = type(vit) is VisionTransformer and vit.attn_pool is None
-    return plain and all(hasattr(block, branch) for block in vit.blocks for branch in branches)
+    return type(vit) is VisionTransformer and refusal(vit) is None
 
 
 def _first_paragraph(module: object) -> str:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
-from morecl import cli
+from calling import exit_code
 from morecl.methods import METHODS
 
 SMALL = ["--quick", "--device", "cpu", "--image-size", "8", "--set", "bottleneck=4", "--set", "epochs=1"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["morecl", "bench", *map(str, arguments)])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
+    return exit_code(monkeypatch, "bench", *arguments)
 
 
 def test_costs_are_shown_and_written(

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
-from morecl import cli
+from calling import exit_code
 from morecl.records import write_record
 from synthetic import make_record
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["morecl", "report", *map(str, arguments)])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
+    return exit_code(monkeypatch, "report", *arguments)
 
 
 @pytest.fixture

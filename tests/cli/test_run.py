@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 from PIL import Image
 
 import morecl
-from morecl import cli
+from calling import exit_code
 from morecl.methods import METHODS
 from morecl.methods.more import More
 from morecl.records import read_record
@@ -34,12 +33,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    monkeypatch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
+    code = exit_code(monkeypatch, *arguments)
     out, err = capsys.readouterr()
-    return int(caught.value.code or 0), out, err
+    return code, out, err
 
 
 @pytest.fixture

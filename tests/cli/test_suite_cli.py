@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from morecl import cli, runner
+from calling import exit_code
+from morecl import runner
 from morecl.records import read_record
 from morecl.runner import RUN, RunRequest, Watcher
 from morecl.suite import run_suite
@@ -36,13 +36,6 @@ variant = "tiny"
 train_per_class = 2
 tasks = 2
 """
-
-
-def morecl(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 def write_mnist(root: Path, seed: int = 0) -> None:
@@ -87,7 +80,7 @@ def test_runs_resumes_survives_and_skips(
     interrupted(begun, request)
     command = ["suite", file, "--out", out, "--data-root", data, "--device", "cpu", "--jobs", 2]
 
-    assert morecl(monkeypatch, *command) == 1
+    assert exit_code(monkeypatch, *command) == 1
     shown = capsys.readouterr().out
     assert "mnist.npz is not an .npz file" in shown and "1 of 2 runs failed" in shown
     assert not (out / "mnist-5t" / "ncm-tiny" / "order-0-seed-0").exists()
@@ -97,7 +90,7 @@ def test_runs_resumes_survives_and_skips(
 
     write_mnist(data)
     written = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    assert morecl(monkeypatch, *command) == 0
+    assert exit_code(monkeypatch, *command) == 0
     shown = capsys.readouterr().out
     assert "2 runs, 1 finished before, 1 to do" in shown and shown.count("was finished") == 1
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -109,9 +102,9 @@ def test_runs_resumes_survives_and_skips(
         raise AssertionError("a finished suite started a process")
 
     monkeypatch.setattr(run_suite, "_spawn", nothing_may_start)
-    assert morecl(monkeypatch, *command) == 0
+    assert exit_code(monkeypatch, *command) == 0
     assert capsys.readouterr().out.count("was finished") == 2
-    assert morecl(monkeypatch, *command, "--set", "epochs=2") == 2
+    assert exit_code(monkeypatch, *command, "--set", "epochs=2") == 2
     assert "holds a run with epochs = 1, not 2" in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -134,7 +127,7 @@ def test_bad_input_is_one_message_and_nothing_is_written(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert morecl(monkeypatch, *arguments) == 2
+    assert exit_code(monkeypatch, *arguments) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -152,7 +145,7 @@ def test_interrupted_commands_say_how_to_go_on(
     file.write_text('description = "a"\n[[runs]]\nmethods = ["ncm"]\nbenchmarks = ["digits-5t"]\n')
     tune = ["tune", "digits-5t", "--method", "finetune", "--lr", "0.1", "--epochs", "1", "--out", "x"]
     for command in (["suite", "mine.toml"], tune):
-        assert morecl(monkeypatch, *command) == 130
+        assert exit_code(monkeypatch, *command) == 130
         assert "the same command goes on" in capsys.readouterr().err
 
 
@@ -161,13 +154,13 @@ def test_tune_prints_what_to_use(
 ) -> None:
     command = ["tune", "digits-5t", "--method", "finetune", "--lr", "0.001", "--epochs", "1", "--out", tmp_path / "out"]
     command += ["--train-per-class", 4, "--validation", 0.25, "--set", "image_size=8", "--set", "bottleneck=4"]
-    assert morecl(monkeypatch, *command) == 0
+    assert exit_code(monkeypatch, *command) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "best: --set lr=0.001 --set epochs=1" in shown and "the test set was not used" in shown
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["best"]["epochs"] == 1
 
 
 def test_list_suites(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert morecl(monkeypatch, "list", "suites") == 0
+    assert exit_code(monkeypatch, "list", "suites") == 0
     shown = capsys.readouterr().out
     assert "table-main" in shown and "smoke" in shown

@@ -70,6 +70,20 @@ def test_a_step_may_be_rehearsed_and_lives_on_its_batch_alone(method: str, monke
     assert captured.memory.labels == plain.memory.labels
 
 
+def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = taught("hal", anchor_steps=4)
+    monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
+    monkeypatch.setattr(Rehearsal, "made", 0)
+    counts = []
+    for steps in (1, 4):  # a single step is not worth it
+        before = Rehearsal.made
+        captured = taught("hal", captured=True, anchor_steps=steps)
+        counts.append(Rehearsal.made - before)
+    assert counts[1] == counts[0] + len(TASKS)
+    anchors = [learner.state()["model.anchors.images"] for learner in (plain, captured)]
+    torch.testing.assert_close(*anchors, rtol=1e-4, atol=1e-4)
+
+
 def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward as ``torch.compile`` traces them, run without code generation, and once for all blocks."""
     torch._dynamo.reset()

@@ -122,7 +122,8 @@ def row(method: str, overhead: float, **memory: int | None) -> MethodCost:
 
 def table(*rows: MethodCost) -> str:
     console = Console(file=io.StringIO(), width=120)
-    Costs("here", "float32", False, "vit", 32, 2, 16, methods=list(rows)).show(console)
+    place = {"device": "here", "precision": "float32", "compiled": False, "backbone": "vit", "image_size": 32}
+    Costs(**place, versions={}, tasks=2, images=16, methods=list(rows)).show(console)  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -90,6 +90,20 @@ def test_fit_minimises_and_reports() -> None:
     assert all(e.images_per_second > 0 for e in events)
 
 
+def fit_once(p: torch.Tensor, **hooks: Any) -> None:
+    """One step of one batch, x = 3."""
+    fit(
+        lambda x: (p * x).sum(),
+        lambda epoch: iter([(torch.tensor(3.0),)]),
+        ProtectedSGD([p], lr=0.1, momentum=0.0),
+        epochs=1,
+        task=0,
+        images=1,
+        listener=silent,
+        **hooks,
+    )
+
+
 def test_hooks_come_between_backward_and_step_and_after_it() -> None:
     calls: list[str] = []
     p = parameter(1.0)
@@ -99,17 +113,7 @@ def test_hooks_come_between_backward_and_step_and_after_it() -> None:
         p.grad.zero_()
         calls.append("backward")
 
-    fit(
-        lambda x: (p * x).sum(),
-        lambda epoch: iter([(torch.tensor(3.0),)]),
-        ProtectedSGD([p], lr=0.1, momentum=0.0),
-        epochs=1,
-        task=0,
-        images=1,
-        listener=silent,
-        after_backward=after_backward,
-        after_step=lambda: calls.append("step"),
-    )
+    fit_once(p, after_backward=after_backward, after_step=lambda: calls.append("step"))
     assert calls == ["backward", "step"]
     assert float(p.detach()) == 1.0
 
@@ -130,15 +134,7 @@ def test_a_last_step_that_blows_up_is_no_result() -> None:
 
 def test_no_gradients_are_left_behind() -> None:
     p = parameter(1.0)
-    fit(
-        lambda x: (p * x).sum(),
-        lambda epoch: iter([(torch.tensor(3.0),)]),
-        ProtectedSGD([p], lr=0.1, momentum=0.0),
-        epochs=1,
-        task=0,
-        images=1,
-        listener=silent,
-    )
+    fit_once(p)
     assert p.grad is None
 
 

@@ -6,6 +6,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,17 +44,37 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> f
     return statistics.median(times)
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+@dataclass(kw_only=True)
+class Measured:
+    """What every record says of where it was made."""
+
+    SCHEMA: ClassVar[str]
+
+    device: str
+    precision: str
+    compiled: bool
+    backbone: str
+    image_size: int
+    versions: dict[str, str]
+
+    @property
+    def headline(self) -> str:
+        how = "compiled" if self.compiled else "not compiled"
+        return f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, {how}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": self.SCHEMA, **asdict(self)}
 
 
-def backbone_name(learner: Learner) -> str:
-    return learner.backbone.architecture or learner.backbone.name
-
-
-def precision_name(learner: Learner) -> str:
-    return str(learner.dtype).removeprefix("torch.")
-
-
-def versions() -> dict[str, str]:
-    return {"morecl": morecl.__version__, "torch": torch.__version__, "python": platform.python_version()}
+def place_of(learner: Learner) -> dict[str, Any]:
+    """The fields of :class:`Measured`."""
+    device = learner.device
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "precision": str(learner.dtype).removeprefix("torch."),
+        "compiled": learner.compiled,
+        "backbone": learner.backbone.architecture or learner.backbone.name,
+        "image_size": learner.backbone.input.size,
+        "versions": {"morecl": morecl.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }

@@ -16,7 +16,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,9 @@ from torch import Tensor
 
 from morecl.bench.common import (
     CLASSES_PER_TASK,
-    backbone_name,
-    device_name,
+    Measured,
     made_up_images,
-    precision_name,
-    versions,
+    place_of,
     wait_for,
 )
 from morecl.config import LearnerConfig, SgdConfig, resolve_device
@@ -119,23 +117,16 @@ class MethodCost:
         return None if first is None else (last - first) / (len(self.after_task) - 1)
 
 
-@dataclass
-class Costs:
+@dataclass(kw_only=True)
+class Costs(Measured):
     """The record of the benchmark."""
 
-    device: str
-    precision: str
-    compiled: bool
-    backbone: str
-    image_size: int
+    SCHEMA = "morecl.cost/1"
+
     tasks: int
     images: int
     limit: float = LIMIT
     methods: list[MethodCost] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=versions)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"schema": "morecl.cost/1", **asdict(self)}
 
     def above(self) -> list[str]:
         """The methods that cost more than they may."""
@@ -143,10 +134,7 @@ class Costs:
 
     def show(self, console: Console) -> None:
         """The record as a table."""
-        console.print(
-            f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, "
-            f"{'compiled' if self.compiled else 'not compiled'}; {self.tasks} tasks of {self.images} images"
-        )
+        console.print(f"{self.headline}; {self.tasks} tasks of {self.images} images")
         on_device = self.methods[0].after_task[0].allocated is not None
         heads = ["passes", "seconds", "overhead", "keeps"]
         heads += ["on device", "allocated", "asked", "peak, task 1", f"task {self.tasks}"] if on_device else []
@@ -191,11 +179,7 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
     reference.run()
     learner = reference.learner
     result = Costs(
-        device=device_name(learner.device),
-        precision=precision_name(learner),
-        compiled=learner.compiled,
-        backbone=backbone_name(learner),
-        image_size=learner.backbone.input.size,
+        **place_of(learner),
         tasks=size.tasks,
         images=size.images,
     )

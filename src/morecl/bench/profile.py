@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,12 +17,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from morecl.bench.common import (
     CLASSES_PER_TASK,
-    backbone_name,
-    device_name,
+    Measured,
     made_up_images,
-    precision_name,
+    place_of,
     seconds,
-    versions,
 )
 from morecl.bench.speed import matrix_rate, training_flop
 from morecl.errors import InputError
@@ -61,15 +59,12 @@ class Kernel:
     calls: float
 
 
-@dataclass
-class StepProfile:
+@dataclass(kw_only=True)
+class StepProfile(Measured):
     """The record of the profile."""
 
-    device: str
-    precision: str
-    compiled: bool
-    backbone: str
-    image_size: int
+    SCHEMA = "morecl.profile/1"
+
     settings: dict[str, Any]
     images: int  # of one step, replayed ones included
     step_microseconds: float  # by the clock, without the profiler
@@ -78,17 +73,10 @@ class StepProfile:
     arithmetic_microseconds: float  # of the step's operations at that matrix rate
     groups: list[Kernel]
     kernels: list[Kernel]  # the longest first
-    versions: dict[str, str] = field(default_factory=versions)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"schema": "morecl.profile/1", **asdict(self)}
 
     def show(self, console: Console) -> None:
         """The record as a table."""
-        console.print(
-            f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, "
-            f"{'compiled' if self.compiled else 'not compiled'}"
-        )
+        console.print(self.headline)
         console.print(
             f"a training step of {self.images} images takes {self.step_microseconds:,.0f} us; its arithmetic alone "
             f"{self.arithmetic_microseconds:,.0f} us at the {self.matrix_tflops:,.1f} TFLOP/s of large matrix products"
@@ -139,11 +127,7 @@ def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None])
     found = [Kernel(e.key, getattr(e, time) / steps, e.count / steps) for e in profiler.key_averages()]
     kernels = sorted((k for k in found if k.microseconds > 0), key=lambda k: -k.microseconds)
     return StepProfile(
-        device=device_name(device),
-        precision=precision_name(learner),
-        compiled=learner.compiled,
-        backbone=backbone_name(learner),
-        image_size=learner.backbone.input.size,
+        **place_of(learner),
         settings=config.record(),
         images=config.batch_size + config.memory_batch_size,
         step_microseconds=1e6 * size.images / speeds[0] / steps,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from morecl.bench.common import (
     CLASSES_PER_TASK,
-    backbone_name,
-    device_name,
+    Measured,
     made_up_images,
-    precision_name,
+    place_of,
     seconds,
-    versions,
 )
 from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
@@ -61,15 +59,12 @@ class AtTasks:
     images_per_second_separate: float
 
 
-@dataclass
-class Bench:
+@dataclass(kw_only=True)
+class Bench(Measured):
     """The record of a benchmark."""
 
-    device: str
-    precision: str
-    compiled: bool
-    backbone: str
-    image_size: int
+    SCHEMA = "morecl.bench/1"
+
     settings: dict[str, Any]
     matrix_tflops: float
     training_images_per_second: float
@@ -77,17 +72,10 @@ class Bench:
     training_share_of_matrix_rate: float
     peak_memory_bytes: int | None
     at_tasks: list[AtTasks] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"schema": "morecl.bench/1", **asdict(self)}
 
     def show(self, console: Console) -> None:
         """The record as tables."""
-        console.print(
-            f"{self.backbone} at {self.image_size} px on {self.device}, {self.precision}, "
-            f"{'compiled' if self.compiled else 'not compiled'}"
-        )
+        console.print(self.headline)
         console.print(
             f"training: {self.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
             f"{self.training_gflop_per_image:.2f} GFLOP each, {100 * self.training_share_of_matrix_rate:.0f} % of the "
@@ -144,18 +132,13 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     speed = statistics.median(speeds[1:] or speeds)
     flop = training_flop(learner)
     result = Bench(
-        device=device_name(learner.device),
-        precision=precision_name(learner),
-        compiled=learner.compiled,
-        backbone=backbone_name(learner),
-        image_size=learner.backbone.input.size,
+        **place_of(learner),
         settings=learner.config.record(),
         matrix_tflops=rate / 1e12,
         training_images_per_second=speed,
         training_gflop_per_image=flop / 1e9,
         training_share_of_matrix_rate=speed * flop / rate,
         peak_memory_bytes=torch.cuda.max_memory_allocated(learner.device) if learner.device.type == "cuda" else None,
-        versions=versions(),
     )
     for tasks in size.tasks:
         report(f"{tasks} tasks")

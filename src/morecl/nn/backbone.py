@@ -74,22 +74,28 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         vit, cfg = _build(name, image_size, pretrained and path is None, seed)
     if state is not None and pretrained:
         _load_state(vit, state, str(path))
-    if vit.attn_pool is not None:
-        raise InputError(f"backbone {name}: attention pooling is not supported")
-    if any(not hasattr(block, branch) for block in vit.blocks for branch in ("ls1", "ls2", "norm1", "norm2")):
-        raise InputError(f"backbone {name}: its blocks are not timm's pre-norm blocks; adapters cannot be put into it")
+    if reason := refusal(vit):
+        raise InputError(f"backbone {name}: {reason}")
     vit.requires_grad_(False).eval()
     weights = vit.state_dict(keep_vars=True)
     return Backbone(spec, name if _is_known(name) else "", vit, _input_spec(vit, cfg), fingerprint(weights), weights)
 
 
+def refusal(vit: VisionTransformer) -> str | None:
+    """Why adapters cannot be put into ``vit``; ``None`` if they can."""
+    if vit.attn_pool is not None:
+        return "attention pooling is not supported"
+    if any(not hasattr(block, branch) for block in vit.blocks for branch in ("ls1", "ls2", "norm1", "norm2")):
+        return "its blocks are not timm's pre-norm blocks; adapters cannot be put into it"
+    return None
+
+
 def located(spec: str, directory: Path) -> str:
     """``spec`` with the file it names, if it does, as found from ``directory``."""
-    name, at, file = spec.partition("@")
-    if at and _is_known(name):
-        return f"{name}@{directory / file}"
-    path = directory / spec
-    return str(path) if path.suffix in SUFFIXES or path.exists() else spec
+    name, path = _split(spec, directory)
+    if path is None:
+        return spec
+    return f"{name}@{path}" if name else str(path)
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -102,14 +108,20 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _parse(spec: str) -> tuple[str, Path | None]:
-    """``NAME``, ``PATH`` or ``NAME@PATH`` -> architecture name, file."""
+def _split(spec: str, directory: Path) -> tuple[str, Path | None]:
+    """``NAME``, ``PATH`` or ``NAME@PATH`` -> name ("" if there is none), file."""
     name, at, file = spec.partition("@")
     if at and _is_known(name):
-        return name, Path(file)
-    path = Path(spec)
-    if path.suffix in SUFFIXES or path.exists():
-        return path.name.split(".")[0], path
+        return name, directory / file
+    path = directory / spec
+    return ("", path) if path.suffix in SUFFIXES or path.exists() else (spec, None)
+
+
+def _parse(spec: str) -> tuple[str, Path | None]:
+    """``NAME``, ``PATH`` or ``NAME@PATH`` -> architecture name, file."""
+    name, path = _split(spec, Path())
+    if path is not None:
+        return name or path.name.split(".")[0], path
     if not _is_known(spec):
         known = [SHIPPED, *(m for m in timm.list_models("*vit*") + timm.list_models("deit*"))]
         near = str(unknown_name("backbone", spec, known)).split(" Known:")[0]
