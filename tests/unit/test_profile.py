@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+import torch
 from rich.console import Console
 
 import tiny
@@ -12,7 +13,7 @@ from morecl.bench import profile
 from morecl.bench.profile import Kernel, Size
 from morecl.errors import InputError
 
-SIZE = Size(images=16, settings=tiny.settings_for("more"))
+SIZE = Size(images=16, settings=tiny.settings_for("more", back_update_epochs=3))
 
 
 def test_every_kernel_is_counted_once_under_the_first_kind_that_fits() -> None:
@@ -37,13 +38,22 @@ def test_every_kernel_is_counted_once_under_the_first_kind_that_fits() -> None:
     assert list(found)[:2] == ["matrix products", "attention"]
 
 
-def test_one_step_is_profiled_not_an_epoch_nor_other_stages() -> None:
+def test_one_step_is_profiled_not_an_epoch_nor_other_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    starts: list[int] = []
+
+    class Noted(torch.profiler.profile):
+        def start(self) -> None:
+            starts.append(len(starts))
+            super().start()
+
+    monkeypatch.setattr(profile, "profile", Noted)
     result = profile.measure({}, SIZE, told.append)
     assert told[:2] == ["task 1 of 2", "task 2 of 2"]
     calls = {kernel.name: kernel.calls for kernel in result.kernels}
     # six blocks: qkv, projection, two of the MLP, twice two of the adapters; queries apart in the last block; the head
     assert calls["aten::addmm"] == 6 * (4 + 4) + 2
+    assert starts == [0]  # in the back-update, which has as many epochs, it does not run
     assert result.images == 8 + 8
     busy = sum(kernel.microseconds for kernel in result.groups)
     assert 0.2 * result.step_microseconds < busy < 5 * result.step_microseconds  # the profiler itself takes time
