@@ -101,7 +101,7 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
 
 def resume(out: Path, watcher: Watcher | None = None) -> Record:
     """Go on with the run in ``out`` from its last checkpoint; one that was killed before its first starts anew."""
-    read_request(out)
+    read_request(out)  # complains where there is none; to claim a folder makes it
     with claimed(out):
         return _resume(out, watcher or Watcher())
 
