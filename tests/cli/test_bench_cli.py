@@ -24,7 +24,7 @@ def test_costs_are_shown_and_written(
     assert call(monkeypatch, "--methods", "agem,ncm", *SMALL, "--out", file) == 0
     shown = capsys.readouterr().out
     record = json.loads(file.read_text())
-    assert record["schema"] == "morecl.cost/1"
+    assert record["schema"] == "morecl.cost/2"
     assert (record["backbone"], record["image_size"], record["limit"]) == ("vit_mini_patch4_32", 8, 1.5)
     assert [(row["method"], round(row["passes"], 3)) for row in record["methods"]] == [
         ("finetune", 1.0),

@@ -104,9 +104,12 @@ def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.
         torch.testing.assert_close(one, other)
     graphs = torch._dynamo.utils.counters["stats"]
     assert graphs["unique_graphs"] == 1
+    for batch in (2, 7):
+        vit.trunk(torch.randn(batch, 5, 192), vit.new_norms(), adapters.weights(), compiled=True).sum().backward()
+    assert graphs["unique_graphs"] == 1  # whatever the batch size
     with torch.no_grad():
-        for batch in range(4, 14):  # more sizes than torch compiles unasked
-            vit.trunk(torch.randn(batch, 5, 192), vit.new_norms(), adapters.weights(), compiled=True)
+        for length in range(6, 16):  # more lengths than torch compiles unasked
+            vit.trunk(torch.randn(3, length, 192), vit.new_norms(), adapters.weights(), compiled=True)
     assert graphs["unique_graphs"] == 11
 
 

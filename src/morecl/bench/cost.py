@@ -6,8 +6,10 @@ measured is whether a pass costs what it must: each method learns a stream of eq
     overhead = (seconds / passes) / (seconds of finetune / passes of finetune)
 
 should be at most :data:`LIMIT`. Passes are counted, not declared: an image that goes through the network with gradients
-is one pass; without gradients it is a third of one, as the backward pass costs about twice the forward pass. Passes
-that belong to no epoch (a teacher's outputs, herding, statistics, anchors) count as well.
+is one pass; without gradients it is a third of one, as the backward pass costs about twice the forward pass. Where
+fewer images go through at once than are in a batch of finetune (HAL's anchors: one a class), they count as such a
+batch: a GPU takes about as long for them. Passes that belong to no epoch (a teacher's outputs, herding, statistics,
+anchors) count as well.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich import box
@@ -78,10 +80,15 @@ class Passes:
 
     with_gradient: int = 0
     without_gradient: int = 0
+    filling: float = 0  # passes that small batches count beyond their images
+
+    @property
+    def images(self) -> float:
+        return self.with_gradient + FORWARD_SHARE * self.without_gradient
 
     @property
     def total(self) -> float:
-        return self.with_gradient + FORWARD_SHARE * self.without_gradient
+        return self.images + self.filling
 
 
 @dataclass
@@ -109,6 +116,7 @@ class MethodCost:
     seconds: float
     finetune_seconds: float  # measured in turn with the above
     overhead: float
+    image_overhead: float  # the same without counting small batches as whole ones
     after_task: list[AfterTask]
 
     def growth(self, name: str) -> float | None:
@@ -121,7 +129,7 @@ class MethodCost:
 class Costs(Measured):
     """The record of the benchmark."""
 
-    SCHEMA = "morecl.cost/1"
+    SCHEMA = "morecl.cost/2"
 
     tasks: int
     images: int
@@ -136,7 +144,7 @@ class Costs(Measured):
         """The record as a table."""
         console.print(f"{self.headline}; {self.tasks} tasks of {self.images} images")
         on_device = self.methods[0].after_task[0].allocated is not None
-        heads = ["passes", "seconds", "overhead", "keeps"]
+        heads = ["passes", "seconds", "overhead", "by image", "keeps"]
         heads += ["on device", "allocated", "asked", "peak, task 1", f"task {self.tasks}"] if on_device else []
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("method", style="bold")
@@ -145,14 +153,16 @@ class Costs(Measured):
         for cost in self.methods:
             high = cost.overhead > self.limit
             cells = [f"{cost.passes:.2f}", f"{cost.seconds:.2f}", f"{cost.overhead:.2f}{' !' if high else '  '}"]
-            cells.append(_size(cost.growth("kept")))
+            cells += [f"{cost.image_overhead:.2f}", _size(cost.growth("kept"))]
             if on_device:
                 cells += [_size(cost.growth(name)) for name in ("kept_on_device", "allocated", "allocated_asked")]
                 cells += [_size(cost.after_task[k].peak) for k in (0, -1)]
             table.add_row(cost.method, *cells, style="red" if high else None)
         console.print(table)
-        console.print("passes: forward and backward, per image of the task and epoch; forward alone counts 1/3")
+        console.print("passes: forward and backward, per image of the task and epoch; forward alone counts 1/3,")
+        console.print(f"a batch smaller than those of {REFERENCE} as one of them")
         console.print(f"overhead: seconds per pass, relative to {REFERENCE}; to be at most {self.limit}")
+        console.print("by image: the same, small batches counted by their images")
         further = "keeps: bytes per further task"
         if on_device:
             further += "; on device, allocated: those on the device, kept and in use; asked: in use after a prediction"
@@ -174,8 +184,9 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
     ``settings`` go to every method that has them, over those of ``size``.
     """
     configs = _configs([REFERENCE, *methods], settings, size)
+    batch = cast(SgdConfig, configs[REFERENCE]).batch_size
     report(f"{REFERENCE}, to compare with")
-    reference = _Stream(REFERENCE, configs[REFERENCE], size)
+    reference = _Stream(REFERENCE, configs[REFERENCE], size, batch)
     reference.run()
     learner = reference.learner
     result = Costs(
@@ -183,14 +194,15 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
         tasks=size.tasks,
         images=size.images,
     )
-    unit = reference.passes().total
+    reference_passes = reference.passes()
     for number, (method, config) in enumerate(configs.items(), 1):
         report(f"{method}, {number} of {len(configs)}")
-        result.methods.append(_cost(_Stream(method, config, size, learner.backbone), reference, unit))
+        stream = _Stream(method, config, size, batch, learner.backbone)
+        result.methods.append(_cost(stream, reference, reference_passes))
     return result
 
 
-def _cost(stream: _Stream, reference: _Stream, reference_passes: float) -> MethodCost:
+def _cost(stream: _Stream, reference: _Stream, reference_passes: Passes) -> MethodCost:
     config, size = stream.learner.config, stream.size
     after = stream.run()
     passes = stream.passes()
@@ -203,18 +215,21 @@ def _cost(stream: _Stream, reference: _Stream, reference_passes: float) -> Metho
         passes=passes.total / (size.images * (config.epochs if isinstance(config, SgdConfig) and config.trains else 1)),
         seconds=seconds,
         finetune_seconds=finetune_seconds,
-        overhead=(seconds / passes.total) / (finetune_seconds / reference_passes),
+        overhead=(seconds / passes.total) / (finetune_seconds / reference_passes.total),
+        image_overhead=(seconds / passes.images) / (finetune_seconds / reference_passes.images),
         after_task=after,
     )
 
 
 @contextmanager
-def counting(network: AdaptedViT) -> Iterator[Passes]:
-    """Count what goes through ``network`` inside. Replayed CUDA graphs run no Python and are not seen."""
+def counting(network: AdaptedViT, batch: int = 1) -> Iterator[Passes]:
+    """Count what goes through ``network`` inside, less than ``batch`` images at once as so many. Replayed CUDA graphs
+    run no Python and are not seen."""
     passes, trunk = Passes(), network.trunk
 
     def counted(tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         features = trunk(tokens, *args, **kwargs)
+        passes.filling += max(0, batch - len(tokens)) * (1 if features.requires_grad else FORWARD_SHARE)
         if features.requires_grad:
             passes.with_gradient += len(tokens)
         else:
@@ -231,8 +246,9 @@ def counting(network: AdaptedViT) -> Iterator[Passes]:
 class _Stream:
     """A learner on its way through the tasks, the last of which can be learned again and again."""
 
-    def __init__(self, method: str, config: LearnerConfig, size: Size, backbone: Backbone | None = None):
-        self.size = size
+    def __init__(self, method: str, config: LearnerConfig, size: Size, batch: int, backbone: Backbone | None = None):
+        """``batch``: what a smaller batch counts as."""
+        self.size, self.batch = size, batch
         self._start = _allocated(resolve_device(config.device))
         self.learner: Learner = method_class(method)(config, backbone)
         self._before_last: dict[str, Tensor] = {}
@@ -243,7 +259,7 @@ class _Stream:
         after = []
         for _ in range(self.size.tasks):
             self._before_last = {key: value.detach().cpu().clone() for key, value in self.learner.state().items()}
-            with counting(self.learner.network) as self._passes:
+            with counting(self.learner.network, self.batch) as self._passes:
                 self._learn(self.learner)
             after.append(self._after_task())
         return after
@@ -258,7 +274,7 @@ class _Stream:
         if not learner.compiled:
             return self._passes
         plain = type(learner)(learner.config.model_copy(update={"compile": "off"}), learner.backbone)
-        with counting(plain.network) as passes:
+        with counting(plain.network, self.batch) as passes:
             self._learn_last(plain)
         return passes
 

@@ -208,11 +208,16 @@ def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @functools.cache
 def _compiled_block(backend: str = "inductor") -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
-    """:func:`_run_block`, compiled for each batch size and width that comes. torch's own limit on how often that may be
-    is soon reached by a process that runs several methods, and what comes then is left uncompiled."""
+    """:func:`_run_block`, compiled once for all batch sizes, and for each width that comes. torch's own limit on how
+    often that may be is soon reached by a process that runs several methods, and what comes then is left uncompiled."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     compiled = torch.compile(_run_block, dynamic=False, backend=backend)
-    return cast("Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]", compiled)
+
+    def run(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return compiled(block, state, x)
+
+    return run
 
 
 def _template(block: nn.Module) -> nn.Module:
