@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from dataclasses import replace
 from typing import Any
@@ -158,6 +159,19 @@ def test_passes_of_compiled_code_are_those_of_a_plain_learner_that_goes_on_from_
     stream.learner.compiled = True  # so it says; its passes are then counted apart
     assert stream.passes() == found
     assert stream.passes() is not found
+
+
+def test_what_was_measured_before_is_gone_when_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = []
+
+    def count(_: torch.device) -> int:
+        gc.collect()
+        alive.append(sum(isinstance(thing, cost._Stream) for thing in gc.get_objects()))
+        return 0
+
+    monkeypatch.setattr(cost, "_allocated", count)
+    cost.measure(["ncm", "csc"], {}, SIZE, lambda _: None)
+    assert alive == [1, 2, 2, 2]  # the reference, and beside it each method with no other
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -197,8 +197,10 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
     reference_passes = reference.passes()
     for number, (method, config) in enumerate(configs.items(), 1):
         report(f"{method}, {number} of {len(configs)}")
-        stream = _Stream(method, config, size, batch, learner.backbone)
-        result.methods.append(_cost(stream, reference, reference_passes))
+        # no name for the stream: it must be gone when the next one begins to count memory
+        result.methods.append(
+            _cost(_Stream(method, config, size, batch, learner.backbone), reference, reference_passes)
+        )
     return result
 
 

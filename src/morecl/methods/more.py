@@ -57,11 +57,11 @@ class MoreConfig(MaskedConfig):
     coefficient: bool = Field(True, description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)")
     back_update: bool = Field(True, description="show earlier heads what came later (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
-    back_update_lr: float = Field(0.003, gt=0, le=1e30, description="relative to the mean square of a head's features")
+    back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
     back_update_batch_size: int = Field(16, ge=1)
     back_update_momentum: float = Field(0.0, ge=0, lt=1)
     back_update_own_share: float | None = Field(
-        0.8,
+        0.65,
         gt=0,
         lt=1,
         description="weight of a head's own samples in Eq. 3, all together; null: every sample the same",
