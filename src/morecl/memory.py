@@ -27,8 +27,9 @@ class ReplayMemory:
 
     In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs; a
     class with fewer images than its share keeps them all, and what it does not use stays unused, so the memory stays
-    balanced. Images are kept as they came (uint8). As soon as sizes differ between tasks, all are kept at the
-    backbone's resize size.
+    balanced. Once there are more classes than places, as many classes as there are places have one image each, every
+    class with the same probability. Images are kept as they came (uint8). As soon as sizes differ between tasks, all
+    are kept at the backbone's resize size.
     """
 
     def __init__(self, size: int, classes: Sequence[Hashable], side: int):
@@ -49,26 +50,39 @@ class ReplayMemory:
         return [self._classes[c] for c in self.columns]
 
     def quota(self, classes: int) -> int:
-        """Images per class once ``classes`` have been seen."""
-        return self.size // classes
+        """Images per class once ``classes`` have been seen: at least one, if any."""
+        return max(self.size // classes, min(self.size, 1))
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
     def update(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Take in a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
         order = torch.randperm(len(columns), generator=generator).numpy()
-        self.update_ranked(images, columns, order, **extras)
+        self.update_ranked(images, columns, order, generator, **extras)
 
-    def update_ranked(self, images: ImageArray, columns: Columns, order: Columns, **extras: Extra) -> None:
+    def update_ranked(
+        self, images: ImageArray, columns: Columns, order: Columns, generator: torch.Generator, **extras: Extra
+    ) -> None:
         """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
 
         What is stored of a class stays in that order, so an older class is cut from its end.
         """
         quota = self.quota(int(columns.max()) + 1)
-        kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns)]
-        drawn = [order[columns[order] == c][:quota] for c in np.unique(columns)]
-        old, new = np.concatenate([*kept, np.empty(0, np.int64)]), np.concatenate(drawn)
+        holders = self._holders(np.unique(columns), generator)
+        kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns) if c in holders]
+        drawn = [order[columns[order] == c][:quota] for c in np.unique(columns) if c in holders]
+        old, new = (np.concatenate([*parts, np.empty(0, np.int64)]) for parts in (kept, drawn))
         self._store(old, images[new], columns[new], {name: value[new] for name, value in extras.items()})
+
+    def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:
+        """The classes that have a place once those of ``new`` have come: all, or a reservoir of ``size`` classes."""
+        holders = np.unique(self.columns).tolist()
+        if self.size > int(new.max()):
+            return {*holders, *new.tolist()}
+        for c, slot in zip(new.tolist(), reservoir_slots(int(new.min()), len(new), self.size, generator), strict=True):
+            if slot >= 0:
+                holders[slot : slot + 1] = [c]
+        return set(holders)
 
     def offer(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Reservoir sampling over the stream of all images ever offered; ``images`` (N, H, W, 3) come next in it."""

@@ -45,8 +45,11 @@ def test_budget_balance_and_origin(size: int, tasks: Tasks, seed: int) -> None:
 
         assert len(memory) == len(memory.images) == len(memory.labels) <= size
         held = {c: np.flatnonzero(memory.columns == c) for c in range(column)}
-        quota = size // column
-        assert {c: len(own) for c, own in held.items()} == {c: min(quota, len(shown[c])) for c in range(column)}
+        counts_held = {c: len(own) for c, own in held.items()}
+        if column <= size:
+            assert counts_held == {c: min(size // column, len(shown[c])) for c in range(column)}
+        else:  # as many classes as there are places
+            assert sorted(counts_held.values()) == [0] * (column - size) + [1] * size
         now = {c: set(numbers_of(memory.images[own])) for c, own in held.items()}
         for c, numbers in now.items():
             assert len(numbers) == len(held[c]), "an image is stored twice"
@@ -64,6 +67,19 @@ def test_drawn_at_random() -> None:
         memory.update(numbered(0, 20), np.zeros(20, np.int64), generator(seed, "memory", 0))
         kept[numbers_of(memory.images)] += 1
     assert (abs(kept - 100) < 35).all()
+
+
+def test_more_classes_than_places() -> None:
+    """Each of 8 classes, in tasks of 3, 3 and 2, is among the 4 that have an image in about half of 400 draws: 200 +- 4
+    standard deviations (10)."""
+    kept = np.zeros(8)
+    for seed in range(400):
+        memory = ReplayMemory(4, [f"class {c}" for c in range(8)], side=2)
+        for k, columns in enumerate(np.split(np.repeat(np.arange(8), 2), [6, 12])):
+            memory.update(numbered(2 * int(columns[0]), len(columns)), columns, generator(seed, "memory", k))
+        assert [number // 2 for number in numbers_of(memory.images)] == memory.columns.tolist()
+        kept[memory.columns] += 1
+    assert kept.sum() == 1600 and (abs(kept - 200) < 40).all()
 
 
 def test_images_are_copies() -> None:

@@ -166,7 +166,7 @@ def test_what_was_measured_before_is_gone_when_memory_is_counted(monkeypatch: py
 
     def count(_: torch.device) -> int:
         gc.collect()
-        alive.append(sum(isinstance(thing, cost._Stream) for thing in gc.get_objects()))
+        alive.append(sum(type(thing) is cost._Stream for thing in gc.get_objects()))
         return 0
 
     monkeypatch.setattr(cost, "_allocated", count)

@@ -46,9 +46,9 @@ def test_a_class_with_few_images_keeps_them_all() -> None:
 
 def test_ranked_update_takes_the_first_of_the_order_and_cuts_from_its_end() -> None:
     m = memory(6)
-    m.update_ranked(images(10), np.repeat([0, 1], 5), np.array([4, 9, 2, 7, 0, 5, 1, 6, 3, 8]))
+    m.update_ranked(images(10), np.repeat([0, 1], 5), np.array([4, 9, 2, 7, 0, 5, 1, 6, 3, 8]), draw())
     assert numbers(m) == [4, 2, 0, 9, 7, 5]
-    m.update_ranked(images(4, first=10), np.array([2, 2, 2, 2]), np.array([3, 1, 0, 2]))
+    m.update_ranked(images(4, first=10), np.array([2, 2, 2, 2]), np.array([3, 1, 0, 2]), draw())
     assert numbers(m) == [4, 2, 9, 7, 13, 11]
 
 

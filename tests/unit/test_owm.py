@@ -19,8 +19,8 @@ def with_one(x: Tensor) -> Tensor:
 def test_projector_is_the_regularised_inverse() -> None:
     first, second = random(3, 6), random(2, 6, seed=1)
     projector = Projector(1, 6)
-    projector.store(information(first[None, None], torch.tensor([0.5])))
-    projector.store(information(second[None, None], torch.tensor([0.1])))
+    projector.store(information(first[None], torch.tensor([0.5])))
+    projector.store(information(second[None], torch.tensor([0.1])))
     X, Y = with_one(first), with_one(second)
     expected = torch.linalg.inv(torch.eye(7, dtype=X.dtype) + X.mT @ X / 0.5 + Y.mT @ Y / 0.1)
     assert torch.allclose(projector.P[0], expected, atol=1e-12)
@@ -29,7 +29,7 @@ def test_projector_is_the_regularised_inverse() -> None:
 def test_inputs_stored_together_are_rank_one_steps_in_turn() -> None:
     inputs = random(4, 5)
     together = Projector(1, 5)
-    together.store(information(inputs[None, None], torch.tensor([0.2])))
+    together.store(information(inputs[None], torch.tensor([0.2])))
     P = torch.eye(6, dtype=inputs.dtype)
     for x in with_one(inputs):  # k = P x / (alpha + x P x); P <- P - k x P
         k = P @ x / (0.2 + x @ P @ x)
@@ -55,7 +55,7 @@ def step_changes(projector: Projector | None, stored: Tensor, fresh: Tensor) -> 
 def test_a_step_keeps_the_outputs_on_stored_inputs() -> None:
     stored, fresh = random(4, 8), random(4, 8, seed=1)
     projector = Projector(1, 8)
-    projector.store(information(stored[None, None], torch.tensor([1e-6])))
+    projector.store(information(stored[None], torch.tensor([1e-6])))
     torch.manual_seed(0)
     free, _ = step_changes(None, stored, fresh)
     kept, learned = step_changes(projector, stored, fresh)
@@ -74,7 +74,7 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     one.learn_task(images, labels)
     tokens = one.prepare(images)
     mean = one.embed(tokens, "").mean(0)  # the only input of the head that was stored: 16 images, one batch
-    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0, 0, 1]  # behind the first attention: no adapter before it
+    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0][0, 1]  # behind the first attention: no adapter before it
     weight, bias = one.head.weight.detach().clone(), one.head.bias.detach().clone()
     w1, b1 = one.adapters.w1.detach()[0].clone(), one.adapters.b1.detach()[0].clone()
     norms = [p.detach().clone() for p in one.norms.parameters()]
@@ -112,11 +112,12 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
     x = one.prepare(tiny.task([0, 1], ["a", "b"], 1)[0]).range(0, 1)  # one image: its inputs are the means
     means = one._mean_inputs(x)
     before = one._features(x).detach()
-    assert torch.allclose(means["head"][0, 0], before, atol=1e-6)
+    assert torch.allclose(means["head"][0][0], before, atol=1e-6)
     for name, weight in (("fc1", one.adapters.w1), ("fc2", one.adapters.w2)):
         for place in (0, 5, 11):
             # a change of the weight at right angles to all of the layer's inputs changes nothing
-            X = means[name][place, 0].double()  # (L, in)
+            X = means[name][place][0].double()  # (L, in); behind the last attention the class token alone
+            assert len(X) == (1 if place >= 10 else 5)
             change = random(weight.shape[1], weight.shape[2], seed=place)
             free = change - change @ torch.linalg.pinv(X) @ X
             for delta, same in ((free, True), (change, False)):

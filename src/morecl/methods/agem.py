@@ -11,12 +11,13 @@ g runs over all trained parameters together: adapters, norms and the head.
 
 Deviations:
 
-- Batches of 64 and as many reference images (the original: 10 and 256), several epochs instead of one pass.
+- Batches of 64 (the original: 10), several epochs instead of one pass.
 - SGD has momentum, as for all methods here; the original has none. What is projected is the step that is taken,
   momentum * v + g in place of g. Were only g projected, what momentum keeps would not be, and the veto would be worth
   nothing (digits-5t at 16 px, on a held-out fifth of the training images: ACA 17 instead of 64).
 - One head over all classes seen (class-incremental) instead of one a task.
-- ``freeze_backbone=False`` trains the backbone in every task; g then runs over it too.
+- Balanced memory; frozen pre-trained backbone with trained adapters and norms. ``freeze_backbone=False`` trains the
+  backbone in every task; g then runs over it too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from morecl.training import Batch, fit, paired_batches
 
 class AgemConfig(TrainingConfig):
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
-    memory_batch_size: int = Field(64, ge=1, description="images of the reference gradient (the original: 256)")
+    memory_batch_size: int = Field(256, ge=1, description="images of the reference gradient, the whole memory if less")
 
 
 @torch.no_grad()

@@ -16,7 +16,9 @@ Deviations:
   from the start). Like theirs, it is the mean over entries, not their sum.
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
   ``freeze_backbone=False`` trains the backbone in every task.
-- alpha and beta are the authors' for CIFAR-10 with 200 images in the memory; they search them per benchmark and size.
+- alpha is the authors' for CIFAR-10 with 200 images in the memory, beta that of MORE's authors; those of DER++ search
+  both per benchmark and size. On digits-5t, on a held-out fifth of the training images, beta = 0.5 costs 14 points of
+  ACA.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class DerppConfig(TrainingConfig):
     memory_size: int = Field(200, ge=0, description="images in the reservoir")
     memory_batch_size: int = Field(64, ge=1, description="images of each of the two draws from it")
     alpha: float = Field(0.1, ge=0, description="weight of the logits' squared error")
-    beta: float = Field(0.5, ge=0, description="weight of the replayed labels' cross-entropy")
+    beta: float = Field(1.0, ge=0, description="weight of the replayed labels' cross-entropy")
 
 
 class Derpp(SingleHeadLearner):

@@ -43,6 +43,7 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
+from morecl.random import generator
 
 
 class EeilConfig(TrainingConfig):
@@ -83,7 +84,7 @@ class Eeil(SingleHeadLearner):
                     optimizer=self._optimizer(rate=config.balanced_lr_factor),
                 )
             order = herding_order(self._new_features(tokens), new, self.memory.quota(len(self.classes)))
-        self.memory.update_ranked(task.images, new, order)
+        self.memory.update_ranked(task.images, new, order, generator(config.seed, "memory", task.index))
 
     def _cross_distilled(
         self, tokens: Tokens, columns: NDArray[np.int64], held: Sequence[int]

@@ -26,6 +26,7 @@ Deviations:
   weight decay, no learning-rate steps. Steps 1 and 2 take ``epochs`` each (200 and 180 in the paper).
   ``freeze_backbone=False`` trains the backbone in every task, in steps 1 and 2.
 - In step 3 the features do not change, so they are computed once and the head is trained on them.
+- In a task of one class the teacher C has nothing to tell apart, and what it teaches is void.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ be the first that is forgotten, and the prediction on it is held: one looks one 
 
 and the step that is taken lowers the loss and the change that was seen at the anchors,
 
-    theta <- theta - lr grad [ l(theta; B u B_M) + lambda mean_e || f_theta~(e) - f_theta(e) ||^2 ].
+    theta <- theta - lr grad [ l(theta; B u B_M) + lambda sum_e || f_theta~(e) - f_theta(e) ||^2 ].
 
 When a task is finished the anchors of its classes are found by gradient ascent on the forgetting that hindsight shows.
 theta_M is theta after fine-tuning on the memory of the past tasks, phi the features, phi_t their mean over the task:
@@ -138,7 +138,7 @@ class Hal(SingleHeadLearner):
         )
 
     def _hold(self, anchors: Tensor) -> None:
-        """Add to the gradients that of lambda mean || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: cut to
+        """Add to the gradients that of lambda sum || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: cut to
         their length, and so much of it as brings the predictions on the anchors nearest to what they were."""
         parameters: list[Tensor] = list(self.model.parameters())
         gradients = [cast(Tensor, p.grad) for p in parameters]
@@ -147,7 +147,7 @@ class Hal(SingleHeadLearner):
             ahead = torch._foreach_add(parameters, gradients, alpha=-self.config.lr)
         with self._at(ahead):
             change = self.head(self._features(anchors)) - before
-            penalty = self.config.lamb * change.square().sum(1).mean()
+            penalty = self.config.lamb * change.square().sum()
             back = torch.autograd.grad(penalty, parameters)
         with torch.no_grad():  # it has only to undo a part of the loss's step
             back = torch._foreach_mul(back, (_length(gradients) / _length(back)).clamp(max=1))

@@ -42,6 +42,7 @@ from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
+from morecl.random import generator
 
 
 class IcarlConfig(TrainingConfig):
@@ -67,19 +68,19 @@ class Icarl(SingleHeadLearner):
         return cast(Prototypes, self.model["prototypes"])
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        quota = self.memory.quota(len(self.classes))
-        if not quota:
+        if self.memory.size < len(self.classes):
             raise InputError(
                 f"memory_size={self.config.memory_size} cannot hold an exemplar of each of {len(self.classes)} "
                 "classes, and icarl recognises classes by their exemplars; set memory_size to the number of classes "
                 "or more"
             )
         columns = task.first_column + task.targets.numpy()
+        draw = generator(self.config.seed, "memory", task.index)
         with self._clock("train"):
             self._train(task, listener)  # Algorithm 3
             features = self._normalised(self.prepare(task.images))
-            order = herding_order(features, columns, quota)  # Algorithm 4
-            self.memory.update_ranked(task.images, columns, order)  # Algorithm 5
+            order = herding_order(features, columns, self.memory.quota(len(self.classes)))  # Algorithm 4
+            self.memory.update_ranked(task.images, columns, order, draw)  # Algorithm 5
             self._set_means()
 
     def _train(self, task: TaskData, listener: Listener) -> None:

@@ -8,7 +8,7 @@ output over all heads is the prediction, and how large it is says how well the i
 Equation numbers are the paper's (Section 3); Algorithm 1 is :meth:`More._learn`, Algorithm 2 is :meth:`More.score`.
 Hard attention (Eq. 8-12) is in :mod:`morecl.methods.masked`, which HAT shares.
 
-Deviations from the paper's text, all of them where it leaves a choice:
+Deviations from the paper's text, where it leaves a choice or where we measured that it fails:
 
 - Masks are rounded to exactly {0, 1} when a task ends. The paper keeps sigmoid(500 e), almost 0 or 1, so protection
   leaks a little; rounded, the features of a finished task stay bit-identical for ever.

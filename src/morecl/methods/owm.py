@@ -18,7 +18,8 @@ Deviations:
   projected away from, and moving them would move what every layer behind them sees. So is the backbone, for the same
   reason, if ``freeze_backbone=False``.
 - In a layer that sees L tokens an image, each position's mean is an input of its own, as the original does with the
-  positions of a convolution. All rank-one steps of a task are taken at once, which gives the same P.
+  positions of a convolution; behind the last attention that is the class token alone. All rank-one steps of a task are
+  taken at once, which gives the same P.
 - P is updated when a task is finished, as that paper's text has it; the published code updates it in every batch.
 - Momentum, as for all methods here: P does not change within a task and momentum starts from zero in each, so the sum
   it keeps stays inside the free directions.
@@ -72,10 +73,10 @@ class Projector(nn.Module):
 
 
 def information(inputs: Tensor, alpha: Tensor) -> Tensor:
-    """sum_bn x_bn x_bn^T / alpha_b: what ``inputs`` (A, B, n, D) of B batches, a 1 for the bias beside each, tell of
-    the directions that are used. ``alpha`` (B,) -> (A, D + 1, D + 1), float64."""
+    """sum_bn x_bn x_bn^T / alpha_b: what a layer's ``inputs`` (B, n, D) of B batches, a 1 for the bias beside each,
+    tell of the directions that are used. ``alpha`` (B,) -> (D + 1, D + 1), float64."""
     X = F.pad(inputs.double(), (0, 1), value=1.0)
-    X = (X / alpha.to(X).sqrt()[:, None, None]).flatten(1, 2)
+    X = (X / alpha.to(X).sqrt()[:, None, None]).flatten(0, 1)
     return X.mT @ X
 
 
@@ -132,15 +133,15 @@ class Owm(SingleHeadLearner):
         at_once = max(1, self.eval_batch_size // config.batch_size)
         for first in range(0, len(batches), at_once):
             some = slice(first, first + at_once)
-            for name, means in self._mean_inputs(tokens[torch.cat(batches[some]).to(self.device)]).items():
-                sums[name] += information(means, alpha[some])
+            for name, layers in self._mean_inputs(tokens[torch.cat(batches[some]).to(self.device)]).items():
+                sums[name] += torch.stack([information(means, alpha[some]) for means in layers])
         for name, projector in self.projectors.items():
             projector.store(sums[name])
 
     @torch.no_grad()
-    def _mean_inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """Each layer's input, averaged over each of the B batches in ``x``: ``fc1`` (A, B, L, D), ``fc2`` (A, B, L, K),
-        ``head`` (1, B, 1, D)."""
+    def _mean_inputs(self, x: Tensor) -> dict[str, list[Tensor]]:
+        """Each layer's input, averaged over each of the B batches in ``x``: ``fc1`` A times (B, L, D), ``fc2`` A times
+        (B, L, K), ``head`` (B, 1, D). Where only the class token goes through the last block, L is 1 there."""
         first: list[Tensor] = []
         second: list[Tensor] = []
 
@@ -157,11 +158,11 @@ class Owm(SingleHeadLearner):
         slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
         handles = [slot.register_forward_pre_hook(keep) for slot in slots]
         try:
-            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body, every_token=True)
+            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body)
         finally:
             for handle in handles:
                 handle.remove()
-        return {"fc1": torch.stack(first), "fc2": torch.stack(second), "head": means(features)[None, :, None]}
+        return {"fc1": first, "fc2": second, "head": [means(features)[:, None]]}
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": sum(projector.P.numel() for projector in self.projectors.values())}

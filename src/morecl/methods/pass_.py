@@ -17,13 +17,14 @@ Loss from the second task on, with F the features, G the head, T the temperature
 
 Deviations:
 
-- Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs. Adam does not see
-  the scale of a loss, SGD does. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which multiply the
-  head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
+- Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs, which does not see
+  the scale of a loss as SGD does. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which multiply
+  the head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
 - Distillation is the squared distance, its mean over images and dimensions relative to the mean square s of the old
-  features, under the original's weight of 10. The original's distance is not squared; its gradient does not get smaller
-  near the target, and SGD swings around it. The unit s matters: it is 15 for ViT-Ti/16 and near 1 for the shipped
-  backbone, and without it training diverges on the former.
+  features. The original's distance is not squared; its gradient does not get smaller near the target, and SGD swings
+  around it. The unit s matters: it is 15 for ViT-Ti/16 and near 1 for the shipped backbone, and without it training
+  diverges on the former. kd_weight = 10 is the original's number in this other unit, and pulls far more weakly.
+- The radius is brought up to date after every task, as in the paper; the published code fixes it after the first.
 - The features of the old network are computed once a task: without random augmentation they are constants.
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
 - ``freeze_backbone=False`` trains the backbone in every task.

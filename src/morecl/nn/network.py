@@ -133,7 +133,6 @@ class AdaptedViT:
         body: VisionTransformer | None = None,
         *,
         compiled: bool = False,
-        every_token: bool = False,
     ) -> Tensor:
         """The rest: blocks and last norm. (B, L, D) -> features (B, D), float32.
 
@@ -142,7 +141,6 @@ class AdaptedViT:
             adapters: see :class:`AdapterWeights`; none if not given.
             body: a trained copy of the backbone, whose stem and blocks are used; then ``prefix`` are the images.
             compiled: run the blocks through ``torch.compile``, all but a last one that is left to the class token.
-            every_token: take all tokens through the last block, though only one of them may be read behind it.
         """
         norms = norms or self._norms
         weight, bias = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
@@ -160,7 +158,7 @@ class AdaptedViT:
                 state[f"norm{branch + 1}.weight"], state[f"norm{branch + 1}.bias"] = weights[place], biases[place]
                 for name, part in zip(AdapterWeights._fields, parts, strict=False):
                     state[f"ls{branch + 1}.1.{name}"] = part[place]
-            if self._last_block and i == self.depth - 1 and not every_token:
+            if self._last_block and i == self.depth - 1:
                 x = _run_block(self._last_block, {f"block.{name}": value for name, value in state.items()}, x)
             else:
                 x = run(self.block, state, x)
