@@ -91,6 +91,11 @@ def test_columns_follow_classes(taught: Learner) -> None:
     assert [taught.classes[column] for column in scores.argmax(1)] == taught.predict(TEST).labels
 
 
+def test_what_is_stored_was_shown_under_its_label(taught: Learner) -> None:
+    label = {image.tobytes(): name for images, labels in TASKS for image, name in zip(images, labels, strict=True)}
+    assert [label[image.tobytes()] for image in taught.memory.images] == taught.memory.labels
+
+
 def test_learns_something(method: str) -> None:
     """One easy task, a little longer: the training pictures are told apart, so columns and classes belong together."""
     changes = {"epochs": 4, "lr": 0.02} if method in TRAINED else {}
@@ -99,6 +104,24 @@ def test_learns_something(method: str) -> None:
     learner.learn_task(images, labels)
     right = [a == b for a, b in zip(learner.predict(images).labels, labels, strict=True)]
     assert np.mean(right) > 0.8
+
+
+def test_a_second_task_is_learned_under_its_own_columns(method: str) -> None:
+    """Its training pictures are told apart among its classes, which nobody but the second task can have taught."""
+    changes = {"epochs": 4, "lr": 0.02} if method in TRAINED else {}
+    learner = tiny.create(method, **changes)
+    learner.learn_task(*tiny.task([3, 4, 5], ["u", "v", "w"], 8))
+    images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
+    learner.learn_task(images, labels)
+    told = ["xyz"[column] for column in learner.scores(images)[:, 3:].argmax(1)]
+    assert np.mean([a == b for a, b in zip(told, labels, strict=True)]) > 0.8
+
+
+def test_seconds_add_up() -> None:
+    learner = tiny.create("ncm")
+    learner.seconds["train"] = 1000.0
+    learner.learn_task(*TASKS[0])
+    assert 1000 < learner.seconds["train"] < 1900
 
 
 def test_single_image_and_kinds_of_input(taught: Learner, tmp_path: Path) -> None:
@@ -300,6 +323,24 @@ def test_epochs_are_reported(method: str, lesson: Lesson) -> None:
         own = [e for e in lesson.events if not e.stage]  # besides, methods tell of stages of their own
         assert [(e.task, e.epoch, e.epochs) for e in own] == [(task, 1, 1) for task in range(3)]
     assert all(np.isfinite(e.loss) and e.images_per_second > 0 for e in lesson.events)
+
+
+def test_each_epoch_has_an_order_of_its_own(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if method not in TRAINED:
+        return
+    changes = {"memory_size": 0} if method == "derpp" else {}  # which replays what it has just seen
+    learner, rows = tiny.create(method, epochs=2, **changes), [list[bytes]()]
+    trunk = learner.network.trunk
+
+    def spied(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            rows[-1] += [row.numpy().tobytes() for row in tokens.detach()]
+        return trunk(tokens, *args, **kwargs)
+
+    monkeypatch.setattr(learner.network, "trunk", spied)
+    learner.learn_task(*TASKS[0], lambda event: rows.append([]) if not event.stage else None)
+    assert len(rows[0]) >= 2 * COUNT
+    assert sorted(rows[0]) == sorted(rows[1]) and rows[0] != rows[1]
 
 
 def test_unknown_setting_names_the_nearest(method: str) -> None:

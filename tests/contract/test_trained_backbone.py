@@ -15,6 +15,7 @@ import torch
 import morecl
 import tiny
 from morecl.methods import METHODS, Learner
+from morecl.methods.prototypes import PrototypeLearner
 from morecl.nn.backbone import fingerprint, load_backbone
 from morecl.progress import EpochDone
 
@@ -80,6 +81,13 @@ def test_the_first_task_trains_all_of_it(lesson: Lesson) -> None:
     assert before.keys() == lesson.backbone.keys()
     assert {"patch_embed.proj.weight", "cls_token", "pos_embed", "blocks.5.mlp.fc2.bias"} <= before.keys()
     assert not [key for key in before if np.array_equal(before[key], lesson.backbone[key])]
+
+
+def test_the_first_task_trains_the_norms_with_it(lesson: Lesson) -> None:
+    state, fresh = tiny.snapshot(lesson.learner)["state"], lesson.learner.network.new_norms()
+    for name, start in fresh.named_parameters():
+        trained = next(value for key, value in state.items() if key.endswith(f"norms.{name}"))
+        assert (trained != start.detach().numpy()).any(1).all()  # every one of them
 
 
 def test_the_initial_weights_stay(lesson: Lesson) -> None:
@@ -190,6 +198,18 @@ def test_norms_start_from_those_that_the_backbone_was_trained_with(method: str, 
     assert torch.equal(learner.tasks[1].norms.weight, expected.weight)
     assert torch.equal(learner.tasks[1].norms.bias, expected.bias)
     assert not torch.equal(trained.weight, learner.network.new_norms().weight)
+
+
+@pytest.mark.parametrize("method", ["ncm", "csc"])
+def test_prototypes_lie_behind_the_norms_that_were_trained(method: str) -> None:
+    learner = scratch(method, lr=0.05)
+    learner.learn_task(*TASKS[0])
+    assert isinstance(learner, PrototypeLearner)
+    with torch.no_grad():
+        images = learner.preprocess(torch.from_numpy(TEST))
+        expected, other = (learner.network.trunk(images, norms, body=learner.body) for norms in (learner.norms, None))
+    np.testing.assert_allclose(learner.features(TEST), expected, rtol=1e-4, atol=1e-4)
+    assert (expected - other).abs().max() > 1e-3
 
 
 def test_learns_from_scratch() -> None:

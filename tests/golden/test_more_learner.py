@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import morecl
 import tiny
+from morecl.methods import more
 from morecl.methods.more import More
 from morecl.progress import EpochDone
 
@@ -344,22 +345,41 @@ def test_back_update_changes_earlier_heads_only() -> None:
     }
 
 
-def test_back_update_draws_as_many_of_the_task_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_back_update_draws_as_many_of_the_task_at_random_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = create(memory_size=6)
     learner.learn_task(*TASKS[0])
-    embedded: dict[str, list[int]] = {}
+    embedded: dict[str, list[np.ndarray]] = {}
     embed = learner.embed
 
     def spied(tokens: Any, network: str) -> torch.Tensor:
-        embedded.setdefault(network, []).append(len(tokens))
+        embedded.setdefault(network, []).append(tokens.images.numpy())
         return embed(tokens, network)
 
     monkeypatch.setattr(learner, "embed", spied)
     images, labels = TASKS[1]
-    assert len(images) == 18 and len(learner.memory) == 6
+    stored = learner.memory.images
+    assert len(images) == 18 and len(stored) == 6
     learner.learn_task(images, labels)
-    assert sum(embedded["0"]) == 6 + 6  # the memory before the task, and as many of the task
-    assert embedded["1"] == [18]  # the statistics
+    replay, sample = embedded["0"]  # the memory before the task, and as many of the task
+    assert np.array_equal(replay, stored)
+    drawn = [next(i for i, image in enumerate(images) if np.array_equal(image, one)) for one in sample]
+    assert len(set(drawn)) == 6 and set(drawn) != set(range(6))
+    assert [len(each) for each in embedded["1"]] == [18]  # the statistics
+
+
+def test_each_epoch_of_back_update_has_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = create(epochs=1, memory_size=6, back_update_batch_size=4)
+    learner.learn_task(*TASKS[0])
+    orders: list[list[int]] = []
+    fit = more.fit
+
+    def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
+        orders.extend(torch.cat([index for index, _ in batches(epoch)]).tolist() for epoch in range(2))
+        fit(loss, batches, *args, **kwargs)
+
+    monkeypatch.setattr(more, "fit", spy)
+    learner.learn_task(*TASKS[1])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(12)) and orders[0] != orders[1]
 
 
 def test_no_back_update_without_memory() -> None:

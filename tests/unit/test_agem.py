@@ -90,6 +90,17 @@ def test_the_reference_is_the_gradient_of_the_memory(monkeypatch: pytest.MonkeyP
             assert torch.allclose(a, b, atol=1e-5)
 
 
+def test_a_veto_that_is_never_used_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that is looked at is the one that is taken: without a projection, momentum SGD as with no memory."""
+    monkeypatch.setattr(agem, "project", lambda g, reference: None)
+    learners = [learner(lr=0.05), learner(lr=0.05, memory_size=0)]
+    for one in learners:
+        one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
+        one.learn_task(*tiny.task([2, 3], ["c", "d"], 8))
+    for p, q in zip(*(one.model.parameters() for one in learners), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
 def test_the_first_task_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agem, "project", lambda g, reference: pytest.fail("there is nothing to protect yet"))
     learner().learn_task(*tiny.task([0, 1], ["a", "b"], 8))

@@ -8,11 +8,13 @@ import tiny
 from morecl.methods.csc import Csc
 from morecl.methods.ncm import Ncm
 
+TASKS = tiny.task([0, 1], ["a", "b"], 5), tiny.task([2, 3, 4], ["c", "d", "e"], 5)
+
 
 def taught(cls: type[Csc] | type[Ncm]) -> Csc | Ncm:
     one = cls(cls.Config.parse({"image_size": 8, "device": "cpu", "precision": "fp32"}))
-    one.learn_task(*tiny.task([0, 1], ["a", "b"], 5))
-    one.learn_task(*tiny.task([2, 3, 4], ["c", "d", "e"], 5))
+    for images, labels in TASKS:
+        one.learn_task(images, labels)
     return one
 
 
@@ -26,6 +28,19 @@ def test_scores_are_cosines_with_the_class_means() -> None:
     ood = one.predict(images).ood_score
     p = np.exp(one.scores(images))
     assert np.allclose(-ood, (p / p.sum(1, keepdims=True)).max(1))
+
+
+def test_ncm_measures_the_distance_to_the_class_means() -> None:
+    one = taught(Ncm)
+    images, labels = np.concatenate([x for x, _ in TASKS]), [label for _, y in TASKS for label in y]
+    z = one.features(images).astype(np.float64)
+    means = np.stack([z[[label == name for label in labels]].mean(0) for name in "abcde"])
+    distance = np.linalg.norm(z[:, None] - means[None], axis=2)
+    assert np.allclose(one.scores(images), -distance, atol=1e-5)
+    p = np.exp(-distance) / np.exp(-distance).sum(1, keepdims=True)
+    answer = one.predict(images)
+    assert np.allclose(answer.ood_score, -p.max(1), atol=1e-6)
+    assert np.allclose(answer.confidence, p.max(1), atol=1e-6)
 
 
 def test_length_does_not_count() -> None:

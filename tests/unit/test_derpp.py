@@ -17,6 +17,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[torch.Tensor] = []  # logits of current batches, step by step
         self.replayed: list[tuple[torch.Tensor, torch.Tensor]] = []  # stored logits, which entries count
+        self.drawn: list[torch.Tensor] = []  # tokens held to their logits, then to their labels, step by step
         original = derpp.fit
 
         def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,6 +27,7 @@ class Watch:
                 with torch.no_grad():
                     self.said.append(learner.head(learner._features(batch[0])))
                 self.replayed.append((batch[3], batch[4]))
+                self.drawn += [batch[2], batch[5]]
                 return loss(*batch)  # type: ignore[no-any-return]
 
             original(watched, batches, *args, **kwargs)
@@ -83,6 +85,15 @@ def test_old_logits_are_compared_only_where_they_existed(watch: Watch) -> None:
     assert known.tolist() == [[True, True, False, False]] * len(stored)
     assert near(stored[:, :2], first) and (stored[:, 2:] == 0).all()
     assert any(known.all(1).any() for _, known in watch.replayed[1:])
+
+
+def test_both_draws_are_made_apart_and_anew_in_each_step(watch: Watch) -> None:
+    learner = watch.learner = tiny(Derpp, memory_size=20, memory_batch_size=4, epochs=2)
+    teach(learner, (0, 1))
+    watch.drawn.clear()
+    teach(learner, (2, 3))
+    draws = {frozenset(row.numpy().tobytes() for row in tokens) for tokens in watch.drawn}
+    assert len(watch.drawn) == 2 * 2 * 2 and len(draws) == 8  # of 4845 possible ones
 
 
 def test_loss_is_equation_6() -> None:

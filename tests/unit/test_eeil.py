@@ -63,7 +63,7 @@ def test_each_stage_distils_from_the_network_it_starts_with(stages: list[dict[st
 
 
 def test_cross_distilled_loss_is_cross_entropy_plus_one_distillation_per_task() -> None:
-    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=0), (0, 1), (2, 3))
+    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=0, temperature=3.0), (0, 1), (2, 3))
     x, y = images_of(0, 3)
     tokens = learner.prepare(x)
     loss, (targets, _) = learner._cross_distilled(tokens, np.array(y), [2, 2])
@@ -78,22 +78,27 @@ def test_cross_distilled_loss_is_cross_entropy_plus_one_distillation_per_task() 
 
     expected = -log_softmax(z)[np.arange(16), y].mean()
     for f in (slice(0, 2), slice(2, 4)):
-        expected -= (np.exp(log_softmax(teacher[:, f] / 2)) * log_softmax(z[:, f] / 2)).sum(1).mean()
+        expected -= (np.exp(log_softmax(teacher[:, f] / 3)) * log_softmax(z[:, f] / 3)).sum(1).mean()
     assert value == pytest.approx(expected, rel=1e-5)
 
 
 def test_memory_is_herded(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
+    """On the normalised features of the task's images, those of the balanced stage as the first stage left them, those
+    that are stored as the last did."""
+    given: list[tuple[torch.Tensor, np.ndarray]] = []
     original = eeil.herding_order
 
     def spy(features: torch.Tensor, columns: np.ndarray, quota: int) -> np.ndarray:
-        given.append(original(features, columns, quota))
-        return given[-1]
+        given.append((features, original(features, columns, quota)))
+        return given[-1][1]
 
     monkeypatch.setattr(eeil, "herding_order", spy)
-    learner = teach(tiny(Eeil, memory_size=6), (0, 1))
-    x, _ = images_of(0, 1)
-    assert np.array_equal(learner.memory.images, x[given[-1]])
+    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=2, balanced_lr_factor=1.0), (0, 1), (2, 3))
+    x, _ = images_of(2, 3)
+    (_, _), (first, _), (last, order) = given
+    assert np.array_equal(learner.memory.images[4:], x[order])
+    z = torch.nn.functional.normalize(torch.from_numpy(learner.features(x)), dim=1)
+    assert torch.allclose(last, z, atol=1e-5) and (first - z).abs().max() > 1e-3
 
 
 def test_resumed_equals_uninterrupted() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 import tiny
 from morecl.data.stream import Dataset, TaskStream
@@ -82,6 +82,10 @@ def test_numbers(stream: TaskStream, method: str) -> None:
             told = [c for c, label in enumerate(learner.classes) if label in t.classes]
             predicted = np.array(learner.classes)[told][scores[:, told].argmax(1)]
             assert step.til[j] == pytest.approx(100 * (predicted == t.y_test).mean())
+        away = np.concatenate([learner.predict(t.x_test).task - j for j, t in enumerate(tasks[: k + 1])])
+        earlier, later = int((away < 0).sum()), int((away > 0).sum())
+        wrong = earlier + later
+        assert step.errors == (pytest.approx((100 * earlier / wrong, 100 * later / wrong)) if wrong else None)
         if k == 2:
             assert (step.auc, step.fpr95, step.aupr, step.roc) == (None,) * 4
             continue
@@ -89,6 +93,13 @@ def test_numbers(stream: TaskStream, method: str) -> None:
         unknown = np.concatenate([learner.predict(t.x_test).ood_score for t in tasks[k + 1 :]])
         truth = [0] * len(known) + [1] * len(unknown)  # unknown is positive: higher scores are less known
         assert step.auc == pytest.approx(100 * roc_auc_score(truth, np.concatenate([known, unknown])), abs=1e-4)
+        precision = average_precision_score(truth, np.concatenate([known, unknown]))
+        assert step.aupr == pytest.approx(100 * precision, abs=1e-4)
+        accepted = np.sort(known)[-(-95 * len(known) // 100) - 1]  # the score that 95 % of the knowns do not exceed
+        assert step.fpr95 == pytest.approx(100 * (unknown <= accepted + 1e-9).mean())
+        assert step.roc is not None
+        x, y = np.array(step.roc.false_positive_rate), np.array(step.roc.true_positive_rate)
+        assert np.sum(np.diff(x) * (y[1:] + y[:-1])) / 200 == pytest.approx(step.auc, abs=1e-2)
 
 
 def test_scores_that_are_not_finite_are_a_diverged_run(stream: TaskStream) -> None:

@@ -53,14 +53,18 @@ def test_constant_features_are_no_obstacle() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_features_behind_a_layer_norm_are_measured_in_their_subspace() -> None:
-    """Normalised values sum to zero; leaving the last one out loses nothing, and the distance is the same."""
-    features = torch.nn.functional.layer_norm(sample(300, 8)[0].double(), (8,))
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-7), (torch.float32, 1e-3)])
+def test_features_behind_a_layer_norm_are_measured_in_their_subspace(dtype: torch.dtype, rtol: float) -> None:
+    """Normalised values sum to zero; leaving the last one out loses nothing, and the distance is the same.
+
+    In float32 they do so up to rounding, which is no variance.
+    """
+    features = torch.nn.functional.layer_norm(sample(300, 8)[0].to(dtype), (8,))
     targets = torch.arange(300) % 2
     g, reduced = gaussian.estimate(features, targets, 2), gaussian.estimate(features[:, :-1], targets, 2)
     found = gaussian.mahalanobis(features, g.means, gaussian.precision(g))
     expected = gaussian.mahalanobis(features[:, :-1], reduced.means, torch.linalg.inv(reduced.covariance))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-7)
 
 
 def test_one_image_a_class_counts_as_euclidean() -> None:

@@ -20,7 +20,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def spy(loss: Any, batches: Any, optimizer: Any, **kwargs: Any) -> None:
         seen: list[Any] = []
-        calls.append({"optimizer": optimizer, "batches": seen, **kwargs})
+        calls.append({"loss": loss, "optimizer": optimizer, "batches": seen, **kwargs})
 
         def watched(epoch: int) -> Any:
             for batch in batches(epoch):
@@ -46,8 +46,10 @@ def test_a_task_ends_with_a_balanced_stage_of_the_head_alone(stages: list[dict[s
     learner = teach(tiny(Gd, memory_size=4, lr=0.01, balanced_epochs=1), (0, 1))
     assert len(stages) == 1
     x, y = images_of(2, 3)
+    everything = np.concatenate([learner.memory.images, x])
     learner.learn_task(x, y)
     teacher, main, balanced = stages[1:]
+    assert found_in(gathered(balanced, 0), torch.from_numpy(learner.features(everything))).max() < 1e-4
     assert gathered(main, 1).bincount().tolist() == [2, 2, 8, 8]
     assert torch.equal(gathered(main, 4), torch.ones(20, 3))  # not balanced yet
     columns, weights = gathered(balanced, 1), gathered(balanced, 4)
@@ -67,21 +69,48 @@ def test_the_balanced_stage_moves_the_head_only() -> None:
     assert changed == {"head.weight", "head.bias"}
 
 
-def test_both_teachers_are_as_they_should_be(stages: list[dict[str, Any]]) -> None:
+def test_both_teachers_are_as_they_should_be(stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     learner = teach(tiny(Gd, memory_size=8, epochs=2, lr=0.02, balanced_epochs=0), (0, 1))
     x, y = images_of(2, 3)
     everything = np.concatenate([learner.memory.images, x])
-    before = logits(learner, everything)
+    before, tokens = logits(learner, everything), learner.prepare(everything).range(0, 24)
+    said: list[torch.Tensor] = []
+    original = Gd._logits
+
+    def spy(self: Gd, tokens: Any) -> torch.Tensor:
+        said.append(original(self, tokens))
+        return said[-1]
+
+    monkeypatch.setattr(Gd, "_logits", spy)
     learner.learn_task(x, y)
     main = stages[2]
+    number = torch.cdist(gathered(main, 0).flatten(1), tokens.flatten(1)).argmin(1)
     # P: the network before the task, on the old classes
-    assert found_in(gathered(main, 2), before).max() < 1e-4
-    # C: knows the task's classes, is unsure about the memory's images
+    assert torch.allclose(gathered(main, 2), before[number], atol=1e-4)
+    # C: what its teacher says of the same image, on the new ones
+    assert torch.equal(gathered(main, 3), said[1][number, 2:])
+    # it knows the task's classes, is unsure about the memory's images
     columns, C = gathered(main, 1), gathered(main, 3)
     new = columns >= 2
     assert (C.argmax(1)[new] == columns[new] - 2).float().mean() > 0.9
     sure = C.softmax(1).amax(1)
     assert sure[~new].mean() < sure[new].mean()
+
+
+def test_the_teacher_learns_its_classes_and_to_be_unsure_of_the_memory(stages: list[dict[str, Any]]) -> None:
+    """Cross-entropy, mean over the task's images, plus that with the uniform distribution, mean over the memory's."""
+    learner = teach(tiny(Gd, memory_size=6, batch_size=30, lr=0.02, balanced_epochs=0), (0, 1))
+    x, y = images_of(2, 3, 4)
+    everything = learner.prepare(np.concatenate([learner.memory.images, x])).range(0, 30)
+    learner.learn_task(x, y)
+    (batch,) = stages[1]["batches"]
+    number = torch.cdist(batch[0].flatten(1), everything.flatten(1)).argmin(1).numpy()
+    assert sorted(number.tolist()) == list(range(30)) and stages[1]["stage"] == "teacher"
+    with torch.no_grad():
+        value = float(stages[1]["loss"](*batch))
+        log_p = learner.head(learner._features(batch[0]))[:, 2:].log_softmax(1).numpy()[number.argsort()]
+    expected = -log_p[np.arange(6, 30), np.array(y) - 2].mean() - log_p[:6].mean()
+    assert value == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +149,8 @@ def test_loss_is_global_distillation_over_all_old_classes() -> None:
 def test_class_weights_leave_other_classes_alone() -> None:
     weights = class_weights(torch.tensor([0, 0, 0, 1, 3, 3]), 0, 2)
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0, 1.0, 1.0])
+    weights = class_weights(torch.tensor([0, 0, 0, 2]), 0, 3)  # of the second there is no image
+    assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
 
 
 def test_resumed_equals_uninterrupted() -> None:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from morecl.errors import InputError
 from morecl.methods.icarl import Icarl
+from morecl.progress import EpochDone
 from replay_tasks import images_of, resumes, same_state, teach, tiny
 
 
@@ -33,7 +34,9 @@ def test_the_head_does_not_decide_but_says_how_well_an_image_is_known(learner: I
     x, _ = images_of(0, 1, 2, 3)
     with torch.no_grad():
         p = learner.head(torch.from_numpy(learner.features(x))).softmax(1)
-    np.testing.assert_allclose(-learner.predict(x).ood_score, p.amax(1).numpy(), atol=1e-6)
+    answer, rows = learner.predict(x), np.arange(len(x))
+    np.testing.assert_allclose(-answer.ood_score, p.amax(1).numpy(), atol=1e-6)
+    np.testing.assert_allclose(answer.confidence, p.numpy()[rows, answer.labels], atol=1e-6)
 
 
 def test_exemplars_are_herded_on_normalised_features() -> None:
@@ -70,6 +73,18 @@ def test_old_outputs_are_held_to_the_old_networks_sigmoids(monkeypatch: pytest.M
     matched = torch.cdist(wanted.double(), expected.double()).min(1)
     assert len(wanted) == 24 and sorted(matched.indices.tolist()) == list(range(24))
     assert matched.values.max() < 1e-5
+
+
+def test_the_loss_is_summed_over_classes_and_averaged_over_images() -> None:
+    """One batch with a rate of (almost) nothing."""
+    learner, events = tiny(Icarl, batch_size=24, lr=1e-12), list[EpochDone]()
+    x, y = images_of(0, 1, 2)
+    learner.learn_task(x, y, events.append)
+    with torch.no_grad():
+        g = learner.head(torch.from_numpy(learner.features(x))).sigmoid().double().numpy()
+    true = np.eye(3)[y]
+    expected = -(true * np.log(g) + (1 - true) * np.log(1 - g)).sum(1).mean()
+    assert events[0].loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_too_small_a_memory_is_refused_and_nothing_changes() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import tiny
+from morecl.methods import masked
+from morecl.methods.hat import Hat
 from morecl.methods.more import More
-from morecl.nn.hard_attention import split
-from morecl.training import equal_batches
+from morecl.nn.hard_attention import annealed_s, split
+from morecl.progress import EpochDone
+from morecl.training import ProtectedSGD, equal_batches
 
 IMAGES = tiny.pictures(0, 5, draw=1)
 # the same sums in another order: float32 rounding through the blocks, nothing more
@@ -69,6 +75,81 @@ def test_learning_drops_what_was_derived() -> None:
     asked.learn_task(*tiny.task([0, 1], ["a", "b"], 4), lambda _: asked.predict(IMAGES))
     quiet.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
     assert np.array_equal(asked.scores(IMAGES), quiet.scores(IMAGES))
+
+
+def test_a_task_that_fails_leaves_nothing_derived_behind(learner: More) -> None:
+    state = {key: value.clone() for key, value in learner.state().items()}
+    one = tiny.create("more")
+    one.restore(learner.classes, learner.task_sizes, state)
+    before = one.scores(IMAGES[:2])
+
+    def ask_and_fail(event: EpochDone) -> None:
+        one.predict(IMAGES[:2])
+        raise KeyboardInterrupt
+
+    one._derived.clear()
+    with pytest.raises(KeyboardInterrupt):
+        one.learn_task(*tiny.task([6, 7], ["x", "y"], 4), ask_and_fail)
+    assert np.array_equal(one.scores(IMAGES[:2]), before)
+
+
+@pytest.mark.parametrize("size", [4, 2])  # three batches an epoch, fewer than a cycle has, and five
+def test_attention_hardens_step_by_step(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[float] = []
+    attention = masked.attention
+
+    def spy(embedding: torch.Tensor, s: torch.Tensor, s_max: float) -> torch.Tensor:
+        used.append(float(s))
+        return attention(embedding, s, s_max)
+
+    monkeypatch.setattr(masked, "attention", spy)
+    tiny.create("hat", epochs=3, batch_size=size, s_max=200.0).learn_task(*tiny.task([0, 1], ["a", "b"], 5))
+    steps = -(-10 // size)
+    assert used == pytest.approx([annealed_s(step, steps, 3, 200.0) for step in range(3 * steps)], rel=1e-6)
+
+
+def test_a_task_trains_all_that_it_owns_from_a_start_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, starts = tiny.create("hat", lr=0.02, momentum=0.5, lamb=0.3), list[dict[str, torch.Tensor]]()
+    assert isinstance(learner, Hat)
+    fit, regulariser = masked.fit, masked.regulariser
+
+    def spied_fit(loss: Any, batches: Any, optimizer: ProtectedSGD, **kwargs: Any) -> None:
+        starts.append({name: p.detach().clone() for name, p in learner.tasks[-1].named_parameters()})
+        (group,) = optimizer.param_groups
+        assert (group["lr"], group["momentum"]) == (0.02, 0.5)
+        fit(loss, batches, optimizer, **kwargs)
+
+    def spied_regulariser(a: torch.Tensor, before: torch.Tensor, lamb: float) -> torch.Tensor:
+        assert lamb == 0.3
+        return regulariser(a, before, lamb)
+
+    monkeypatch.setattr(masked, "fit", spied_fit)
+    monkeypatch.setattr(masked, "regulariser", spied_regulariser)
+    for k in range(2):
+        learner.learn_task(*tiny.task([2 * k, 2 * k + 1], [2 * k, 2 * k + 1], 8))
+    for start, net in zip(starts, learner.tasks, strict=True):
+        assert {"embedding", "norms.weight", "norms.bias", "head.weight", "head.bias"} == start.keys()
+        assert not [name for name, p in net.named_parameters() if torch.equal(p, start[name])]
+    assert not torch.equal(starts[0]["embedding"], starts[1]["embedding"])
+    assert not torch.equal(starts[0]["head.weight"], starts[1]["head.weight"])
+
+
+def test_embeddings_are_bounded_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound their gradient would vanish."""
+    learner, bounded, fit = tiny.create("hat"), list[float](), masked.fit
+    assert isinstance(learner, Hat)
+
+    def spy(*args: Any, after_step: Callable[[], None], **kwargs: Any) -> None:
+        def checked() -> None:
+            learner.tasks[-1].embedding.data[0] *= 1e3
+            after_step()
+            bounded.append(float(learner.tasks[-1].embedding.detach().abs().max()))
+
+        fit(*args, after_step=checked, **kwargs)
+
+    monkeypatch.setattr(masked, "fit", spy)
+    learner.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
+    assert bounded == [6.0, 6.0]
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 4), (8, 4), (3, 8), (1, 5)])

@@ -98,6 +98,11 @@ def test_reservoir_fills_up_and_then_keeps_each_image_with_equal_probability() -
     assert np.abs(kept - 100).max() < 4.5 * 8.7
 
 
+def test_of_two_images_a_reservoir_of_one_keeps_either() -> None:
+    """400 draws with probability 1/2: standard deviation 10."""
+    assert abs(sum(reservoir_slots(1, 1, 1, draw(seed))[0] == 0 for seed in range(400)) - 200) < 45
+
+
 def test_extras_follow_their_images_and_are_padded_on_the_right() -> None:
     m = memory(6)
     m.update(images(6), np.zeros(6, np.int64), draw(), logits=np.arange(12, dtype=np.float32).reshape(6, 2))

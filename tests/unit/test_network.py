@@ -12,6 +12,7 @@ from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import SHIPPED, Backbone, fingerprint, load_backbone
+from morecl.nn.heads import GrowingHead, task_head
 from morecl.nn.network import AdaptedViT
 from morecl.random import generator
 
@@ -106,6 +107,21 @@ def test_adapters_stand_before_the_residual_sum() -> None:
             expected = expected + adapter(block.mlp(norm(expected, 2 * i + 1)), 2 * i + 1)
         expected = norm(expected, 12)[:, 0]
         torch.testing.assert_close(network.trunk(tokens, norms, AdapterWeights(w1, b1, w2, b2)), expected)
+
+
+def test_new_outputs_start_small_and_known_ones_stay() -> None:
+    head = GrowingHead(192)
+    head.grow(50, generator(0, "head", 1))
+    with torch.no_grad():
+        head.bias.add_(1.0)
+    known = head.weight.detach().clone()
+    head.grow(50, generator(0, "head", 2))
+    assert torch.equal(head.weight[:50], known) and head.bias.tolist() == [1.0] * 50 + [0.0] * 50
+    own = task_head(192, 50, generator(0, "task", 0))
+    assert not own.bias.any()
+    for rows in (known, head.weight.detach()[50:], own.weight.detach()):
+        assert float(rows.std()) == pytest.approx(0.02, rel=0.1)
+    assert not torch.equal(known, head.weight[50:])
 
 
 def test_only_what_is_handed_in_can_learn() -> None:

@@ -63,20 +63,30 @@ def test_a_step_keeps_the_outputs_on_stored_inputs() -> None:
     assert learned > 0.1  # five directions are left to learn in
 
 
+def test_gradients_are_multiplied_by_the_projector() -> None:
+    projector = Projector(1, 8)
+    projector.store(information(random(1, 4, 8), torch.tensor([0.3])))
+    weight, bias = random(1, 3, 8, seed=1), random(1, 3, seed=2)
+    expected = torch.cat([weight[0], bias[0, :, None]], 1) @ projector.P[0]
+    projector.project(weight, bias)
+    assert torch.allclose(weight[0], expected[:, :-1]) and torch.allclose(bias[0], expected[:, -1])
+
+
 def learner(**changes: object) -> Owm:
     settings = {k: v for k, v in tiny.SETTINGS.items() if k in Owm.Config.model_fields}
     return Owm(Owm.Config.parse(settings | {"epochs": 2, "batch_size": 64} | changes))
 
 
 def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
-    one = learner(alpha=1e-6, alpha_decay=1.0, lr=0.1, epochs=4)
+    one = learner(alpha=1e-6, alpha_decay=1.0, lr=0.1, epochs=4, bottleneck=16)
     images, labels = tiny.task([0, 1], ["a", "b"], 8)
     one.learn_task(images, labels)
     tokens = one.prepare(images)
     mean = one.embed(tokens, "").mean(0)  # the only input of the head that was stored: 16 images, one batch
-    position = one._mean_inputs(tokens.range(0, 16))["fc1"][0][0, 1]  # behind the first attention: no adapter before it
+    inputs = one._mean_inputs(tokens.range(0, 16))
+    layers = {"fc1": (one.adapters.w1, one.adapters.b1), "fc2": (one.adapters.w2, one.adapters.b2)}
     weight, bias = one.head.weight.detach().clone(), one.head.bias.detach().clone()
-    w1, b1 = one.adapters.w1.detach()[0].clone(), one.adapters.b1.detach()[0].clone()
+    before = {name: [p.detach().clone() for p in layer] for name, layer in layers.items()}
     norms = [p.detach().clone() for p in one.norms.parameters()]
 
     one.learn_task(*tiny.task([2, 3], ["c", "d"], 8))
@@ -84,9 +94,12 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     moved, shift = one.head.weight.detach()[:2] - weight, one.head.bias.detach()[:2] - bias
     assert moved.norm() > 1e-2  # it did learn
     assert (moved @ mean + shift).abs().max() < 1e-3 * moved.norm() * mean.norm()
-    moved, shift = one.adapters.w1.detach()[0] - w1, one.adapters.b1.detach()[0] - b1
-    assert moved.norm() > 1e-4
-    assert (moved @ position + shift).abs().max() < 1e-3 * moved.norm() * position.norm()
+    for name, layer in layers.items():
+        for place in (0, 11):
+            moved, shift = (p.detach()[place] - then[place] for p, then in zip(layer, before[name], strict=True))
+            position = inputs[name][place][0, 0]  # of the class token
+            assert moved.norm() > 1e-5
+            assert (moved @ position + shift).abs().max() < 1e-2 * moved.norm() * position.norm(), (name, place)
 
 
 def test_the_first_task_is_learned_freely() -> None:
@@ -130,11 +143,12 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
 
 def test_batches_that_go_through_the_network_together_are_stored_each_with_its_own_mean() -> None:
     one = learner(batch_size=3, alpha=0.7, alpha_decay=0.2, eval_batch_size=6)
-    images, labels = tiny.task([0, 1], ["a", "b"], 4)  # 8 images: two batches at once, then one of two images
-    one.learn_task(images, labels)
-    tokens, draw = one.prepare(images), generator(one.config.seed, "owm", 0)
     expected = torch.eye(193, dtype=torch.float64)
-    for b, index in enumerate(torch.randperm(8, generator=draw).split(3)):
-        x = with_one(one.embed(tokens, "")[index].double().mean(0)[None])
-        expected += x.mT @ x / (0.7 * 0.2 ** (b / 3))
-    assert torch.allclose(one.projectors["head"].P[0], torch.linalg.inv(expected), atol=1e-6)
+    for k in range(2):  # what the first task stored stays
+        images, labels = tiny.task([2 * k, 2 * k + 1], [2 * k, 2 * k + 1], 4)
+        one.learn_task(images, labels)  # 8 images: two batches at once, then one of two images
+        features, draw = one.embed(one.prepare(images), "").double(), generator(one.config.seed, "owm", k)
+        for b, index in enumerate(torch.randperm(8, generator=draw).split(3)):
+            x = with_one(features[index].mean(0)[None])
+            expected += x.mT @ x / (0.7 * 0.2 ** (b / 3))
+        assert torch.allclose(one.projectors["head"].P[0], torch.linalg.inv(expected), atol=1e-6)

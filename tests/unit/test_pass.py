@@ -79,6 +79,36 @@ def test_augmented_prototypes_lie_around_the_means(taught: Pass) -> None:
     assert float(noise.mean().abs()) < 0.02 * float(noise.std())
 
 
+def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worked out by hand from what the loop is given."""
+    one = learner(temperature=0.5, proto_weight=0.3, kd_weight=2.0)
+    one.learn_task(*FIRST)
+    before = torch.from_numpy(one.features(rotated(SECOND[0])))
+    tokens = one.prepare(rotated(SECOND[0])).range(0, 72).flatten(1)
+    seen: list[tuple[float, float]] = []
+    fit = pass_.fit
+
+    def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
+        def checked(x: torch.Tensor, y: torch.Tensor, old: torch.Tensor, z: torch.Tensor, c: torch.Tensor) -> Any:
+            value = loss(x, y, old, z, c)
+            with torch.no_grad():
+                features = one._features(x)
+                log_p, log_q = ((one.head(each) / 0.5).log_softmax(1) for each in (features, z))
+            then = before[torch.cdist(x.flatten(1), tokens).argmin(1)]
+            moved = (features - then).square().mean() / before.square().mean()
+            own, prototypes = (-log.gather(1, k[:, None]).mean() for log, k in ((log_p, y), (log_q, c)))
+            seen.append((float(value.detach()), float(own + 0.3 * prototypes + 2.0 * moved)))
+            return value
+
+        fit(checked, batches, *args, **kwargs)
+
+    monkeypatch.setattr(pass_, "fit", spy)
+    one.learn_task(*SECOND)
+    assert len(seen) == 3
+    for value, expected in seen:
+        assert value == pytest.approx(expected, rel=1e-4)
+
+
 def test_augmented_prototypes_train_the_head() -> None:
     """With them the old classes go on being recognised at their own prototypes."""
     losses = []

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from morecl import training
 from morecl.errors import DivergedError
 from morecl.progress import EpochDone, silent
-from morecl.training import Batch, ProtectedSGD, fit, paired_batches, repeated_shuffles, shuffled_batches
+from morecl.training import (
+    Batch,
+    ProtectedSGD,
+    equal_batches,
+    fit,
+    paired_batches,
+    repeated_shuffles,
+    row_batches,
+    shuffled_batches,
+)
 
 
 def parameter(*values: float) -> torch.Tensor:
@@ -176,6 +185,24 @@ def test_paired_batches_cover_all_once_and_replay_in_turn(replayed: int) -> None
     assert sorted(torch.cat([own for own, _ in pairs]).tolist()) == list(range(10))
     drawn = torch.cat([other for _, other in pairs]).tolist()
     assert sorted(drawn[:5]) == list(range(replayed)) and len(drawn) == (9 if replayed else 0)
+
+
+def test_every_kind_of_batches_comes_in_an_order_of_chance() -> None:
+    """Images of a task come class by class as a rule; what is trained on a batch of one class is soon forgotten."""
+    cpu, numbers = torch.device("cpu"), torch.arange(30)
+
+    def orders(seed: int) -> list[list[int]]:
+        draws = [torch.Generator().manual_seed(seed) for _ in range(5)]
+        rows = list(row_batches(numbers, [10 * numbers], 4, draws[0]))
+        assert all(torch.equal(row, 10 * own) for own, row in rows)
+        equal, pairs = equal_batches(30, 4, draws[1], cpu, fill=False), paired_batches(30, 4, 30, 4, draws[2], cpu)
+        kinds = [[own for own, _ in rows], [own for own, _ in equal], [own for own, _ in pairs]]
+        kinds += [[other for _, other in pairs], shuffled_batches(30, 4, draws[3])]
+        return [torch.cat(parts).tolist()[:30] for parts in kinds] + [repeated_shuffles(30, 30, draws[4]).tolist()]
+
+    for one, other in zip(orders(0), orders(1), strict=True):
+        assert sorted(one) == sorted(other) == list(range(30))
+        assert one != other and list(range(30)) not in (one, other)
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))
