@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,11 @@ class Evaluator:
     """
 
     def __init__(self, learner: Learner, stream: TaskStream):
+        """``learner`` learns the classes of ``stream`` by their names or by their labels."""
         self.learner = learner
+        self._label: dict[Hashable, int] = {}
+        for label, name in enumerate(stream.dataset.classes):
+            self._label |= {name: label, label: label}
         tasks = list(stream)
         self.tokens = learner.prepare(np.concatenate([task.x_test for task in tasks]))
         self.labels = np.concatenate([task.y_test for task in tasks])
@@ -65,7 +70,7 @@ class Evaluator:
         task = self.task_of_image[seen]
         true = self.labels[seen]
         task_of_column = learner.task_of_column()
-        label_of_column = np.array(learner.classes)
+        label_of_column = np.array([self._label[name] for name in learner.classes])
 
         column = scores[seen].argmax(1)
         told = np.where(task_of_column[None] == task[:, None], scores[seen], -np.inf).argmax(1)

@@ -23,8 +23,8 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
     """``images`` as uint8 (N, H, W, 3).
 
     An array (N, H, W, 3) or (N, H, W), NumPy or torch, is taken as it is (grey is repeated three times). A list of
-    PIL images, paths or single arrays is opened; if its images differ in size, each is brought to
-    ``spec.resize`` x ``spec.resize`` as :func:`square` does.
+    PIL images, paths or single arrays is opened one by one; those that are larger, and all if they differ in size,
+    are brought to ``spec.resize`` x ``spec.resize`` as :func:`square` does.
 
     Raises:
         TypeError: not uint8, or not images at all.
@@ -39,12 +39,12 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
             f"images must be a uint8 array (N, H, W, 3) or (N, H, W), or a list of PIL images or paths; "
             f"got {type(images).__name__}"
         )
-    opened = [_open(image, index) for index, image in enumerate(images)]
-    if not opened:
+    if not images:
         return np.empty((0, spec.resize, spec.resize, 3), np.uint8)
-    if len({image.size for image in opened}) > 1:
-        return np.stack([square(image, spec.resize) for image in opened])
-    return np.stack([np.asarray(image) for image in opened])
+    opened = [_no_larger(_open(image, index), spec.resize) for index, image in enumerate(images)]
+    if len({image.shape for image in opened}) > 1:
+        opened = [square(Image.fromarray(image), spec.resize) for image in opened]
+    return np.stack(opened)
 
 
 def square(image: Image.Image, side: int) -> ImageArray:
@@ -61,6 +61,11 @@ def square(image: Image.Image, side: int) -> ImageArray:
     return np.asarray(image.crop((left, top, left + side, top + side)))
 
 
+def _no_larger(image: Image.Image, side: int) -> ImageArray:
+    """The image as an array, squared if it is larger than what is left of it in the end: photos take gigabytes."""
+    return square(image, side) if min(image.size) > side else np.asarray(image)
+
+
 def _middle(width: int, height: int) -> tuple[int, int, int, int]:
     """What the centre square is cut from (left, top, right, bottom): the whole image, but for the ends of a strip.
 
@@ -74,8 +79,7 @@ def _middle(width: int, height: int) -> tuple[int, int, int, int]:
 def _open(image: Any, index: int) -> Image.Image:
     if isinstance(image, str | Path):
         try:
-            with Image.open(image) as file:
-                return _colour(ImageOps.exif_transpose(file))
+            return open_image(image)
         except FileNotFoundError as error:
             raise ValueError(f"image {index}: {image} does not exist") from error
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
@@ -89,6 +93,12 @@ def _open(image: Any, index: int) -> Image.Image:
         array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
         return Image.fromarray(_rgb(array[None], f"image {index}")[0])
     raise TypeError(f"image {index} is a {type(image).__name__}; expected a PIL image, a path or a uint8 array")
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Upright, RGB. Whatever Pillow raises is left to the caller."""
+    with Image.open(path) as file:
+        return _colour(ImageOps.exif_transpose(file))
 
 
 def _colour(image: Image.Image) -> Image.Image:

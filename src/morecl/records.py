@@ -48,6 +48,7 @@ class DataInfo(_Part):
     train_images: int
     test_images: int
     scored_on: Literal["test", "validation"] = "test"
+    classes: list[str] = Field(default_factory=list, description="names, in the order of their labels")
 
 
 class Metrics(_Part):

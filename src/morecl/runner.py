@@ -42,6 +42,7 @@ from morecl.progress import Listener, silent
 from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc, write_record
 
 RUN, RESULT, PROGRESS = "run.json", "result.json", "progress.json"
+_LEFTOVER = re.compile(r"\.(run\.json|result\.json|checkpoint-\d+|model)\..*(tmp|old)")
 
 
 class RunRequest(BaseModel):
@@ -60,6 +61,13 @@ class RunRequest(BaseModel):
     test_per_class: int | None = None
     validation: float | None = None
     directory: str = ""  # where the paths above begin, if they are relative; the current one if not said
+    plan: dict[str, Any] = {}  # what the recipe and the above made of it when the run began, see `planned`
+
+    def planned(self, recipe: Recipe) -> dict[str, Any]:
+        """Which data in how many tasks: as the run began, or as ``recipe`` has it now if it has not."""
+        keys = ("tasks", "train_per_class", "test_per_class")
+        now = {key: getattr(recipe, key) if getattr(self, key) is None else getattr(self, key) for key in keys}
+        return self.plan or {"dataset": recipe.dataset, "folder_size": recipe.folder_size, **now}
 
     def located(self) -> RunRequest:
         """The same with paths that hold in any directory."""
@@ -90,8 +98,9 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     settings = effective_settings(request.located(), recipe)
     method_class(request.method).Config.parse(settings)  # complain before anything is written
     _refuse_taken(out, overwrite)
-    stream = _stream(request.located(), recipe)
     learner = create(request.method, **settings)
+    stream = _stream(request.located(), recipe, learner)
+    request = request.model_copy(update={"plan": request.located().planned(recipe)})
     with claimed(out):
         _refuse_taken(out, overwrite)  # by someone who was faster
         _clear(out)
@@ -111,17 +120,24 @@ def _resume(out: Path, watcher: Watcher) -> Record:
     if (out / RESULT).is_file():
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
     recipe = load_recipe(request.located().benchmark)
-    stream = _stream(request.located(), recipe)
-    for half_written in out.glob(".checkpoint-*.tmp"):  # left by a kill while it was being written
-        shutil.rmtree(half_written)
     newest = _newest_checkpoint(out)
     if newest is None:
         learner, progress = create(request.method, **effective_settings(request.located(), recipe)), _Progress()
     else:
-        learner = checkpoint.load(newest)
-        progress = _Progress.read(newest / PROGRESS)
-        if progress.fingerprint != stream.dataset.fingerprint:
-            raise InputError(f"the data of {request.benchmark} are not those that the run in {out} began with")
+        learner, progress = checkpoint.load(newest), _Progress.read(newest / PROGRESS)
+    stream = _stream(request.located(), recipe, learner)
+    afresh = request.model_copy(update={"plan": {}})
+    same = {"recipe": request.located().planned(recipe) == afresh.located().planned(recipe)}
+    if newest:
+        same["method"], same["seed"] = request.method == learner.name, request.seed == learner.config.seed
+        same["tasks"] = progress.groups == _groups(stream)
+        same["data"] = progress.fingerprint == stream.dataset.fingerprint
+    if changed := [name for name, unchanged in same.items() if not unchanged]:
+        raise InputError(
+            f"{request.benchmark} is not what the run in {out} began with: other {', '.join(changed)}. Put back what "
+            "was changed, or start anew with `morecl run ... --overwrite`"
+        )
+    _remove_leftovers(out)
     return _go_on(request, learner, stream, out, progress, watcher)
 
 
@@ -129,10 +145,12 @@ def _refuse_taken(out: Path, overwrite: bool) -> None:
     """A folder with something else in it is never used, one with a run only to ``overwrite`` it."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; a run needs a folder")
-    if not out.exists() or all(path.name == LOCK for path in out.iterdir()):
+    if not out.exists() or all(path.name == LOCK or _LEFTOVER.fullmatch(path.name) for path in out.iterdir()):
         return
     if not (out / RUN).is_file():
         raise InputError(f"{out} is not empty and holds no run; choose another folder")
+    if not overwrite and (out / RESULT).is_file():
+        raise InputError(f"{out} holds a finished run: --overwrite replaces it")
     if not overwrite:
         raise InputError(f"{out} already holds a run: `morecl resume {out}` goes on with it, --overwrite starts anew")
 
@@ -187,6 +205,7 @@ class _Progress:
     total_seconds: float = 0.0
     peak_memory_bytes: int = 0
     fingerprint: str = ""
+    groups: list[list[int]] = dataclasses.field(default_factory=list)  # the classes of every task
 
     def write(self, path: Path) -> None:
         value = dataclasses.asdict(self)
@@ -210,14 +229,15 @@ def _go_on(
     request: RunRequest, learner: Learner, stream: TaskStream, out: Path, progress: _Progress, watcher: Watcher
 ) -> Record:
     done = len(progress.steps)
-    progress.fingerprint = stream.dataset.fingerprint
+    progress.fingerprint, progress.groups = stream.dataset.fingerprint, _groups(stream)
+    names = np.array(stream.dataset.classes, dtype=object)
     watcher.started(learner, stream, done)
     clock = time.perf_counter()
     if learner.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(learner.device)  # of what ran in this process before
     evaluator = Evaluator(learner, stream)
     for task in (stream[k] for k in range(done, len(stream))):
-        learner.learn_task(task.x_train, task.y_train, watcher.epoch)
+        learner.learn_task(task.x_train, names[task.y_train].tolist(), watcher.epoch)
         started = time.perf_counter()
         step = evaluator.after_task(task.index)
         now = time.perf_counter()
@@ -241,7 +261,12 @@ def _go_on(
     return record
 
 
-def _stream(request: RunRequest, recipe: Recipe) -> TaskStream:
+def _groups(stream: TaskStream) -> list[list[int]]:
+    return [list(group) for group in stream.groups]
+
+
+def _stream(request: RunRequest, recipe: Recipe, learner: Learner) -> TaskStream:
+    """Images of a folder are held at the size that the backbone's transform begins with, unless the recipe says one."""
     return build_stream(
         recipe,
         data_root=Path(request.data_root) if request.data_root else None,
@@ -250,6 +275,7 @@ def _stream(request: RunRequest, recipe: Recipe) -> TaskStream:
         tasks=request.tasks,
         train_per_class=request.train_per_class,
         test_per_class=request.test_per_class,
+        folder_size=recipe.folder_size or learner.backbone.input.resize,
         validation=request.validation,
         progress=True,
     )
@@ -281,6 +307,7 @@ def _record(request: RunRequest, learner: Learner, stream: TaskStream, progress:
             train_images=len(stream.dataset.y_train),
             test_images=len(stream.dataset.y_test),
             scored_on=stream.scored_on,
+            classes=list(stream.dataset.classes),
         ),
         versions={
             "morecl": morecl.__version__,
@@ -346,8 +373,18 @@ def _newest_checkpoint(out: Path) -> Path | None:
 
 def _clear(out: Path) -> None:
     """Remove what an earlier run left in its folder, and nothing else."""
+    _remove_leftovers(out)
     for path in out.iterdir():
-        if path.is_dir() and re.fullmatch(r"checkpoint-\d+|model|\.(checkpoint-\d+|model)\..*", path.name):
+        if path.is_dir() and re.fullmatch(r"checkpoint-\d+|model", path.name):
             shutil.rmtree(path)
-        elif path.name in (RUN, RESULT) or re.fullmatch(r"\.(run|result)\.json\..*\.tmp", path.name):
+        elif path.name in (RUN, RESULT):
+            path.unlink()
+
+
+def _remove_leftovers(out: Path) -> None:
+    """What a kill left half-written."""
+    for path in [path for path in out.iterdir() if _LEFTOVER.fullmatch(path.name)]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -152,6 +154,16 @@ def test_other_files_are_ignored(flowers: Path) -> None:
     picture(flowers / ".cache" / "x.png")
     picture(flowers / "rose" / ".thumbnails" / "x.png")
     assert load(flowers).fingerprint == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_need_not_be_utf8(flowers: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (flowers / name).mkdir()
+    for i in range(5):
+        picture(flowers / name / f"{name}{i}.png")
+    data = load(flowers)
+    assert name in data.classes and len(data.fingerprint) == 64
 
 
 def test_missing_folder(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_sizes_that_differ_are_brought_to_one() -> None:
     assert np.array_equal(array[2], np.asarray(pictures[2]))
 
 
+def test_large_pictures_are_not_kept_large() -> None:
+    pictures = [Image.fromarray(RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)) for _ in range(2)]
+    array = as_array(pictures, SPEC)
+    assert array.shape == (2, 10, 10, 3)
+    assert np.array_equal(array[1], square(pictures[1], 10))
+
+
 def test_square_keeps_the_middle() -> None:
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 10:20] = 200

@@ -98,6 +98,15 @@ def test_other_settings_split_rows(first: dict[str, object], second: dict[str, o
     assert all(any(label.startswith(name) for label in labels) for name in named)
 
 
+def test_other_images_split_rows_but_for_those_that_are_held_out() -> None:
+    records = [with_aca(70.0, seed=n) for n in range(2)]
+    data = [records[0].data, records[1].data.model_copy(update={"fingerprint": "feedbeef" * 8})]
+    records = [record.model_copy(update={"data": part}) for record, part in zip(records, data, strict=True)]
+    assert any("data feedbeef" in label for label in aca_cells(records)) and len(aca_cells(records)) == 2
+    held_out = [r.model_copy(update={"data": r.data.model_copy(update={"scored_on": "validation"})}) for r in records]
+    assert len(aca_cells(held_out)) == 1
+
+
 def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:
     records = [with_aca(70.0, seed=n, config={"backbone": f"vit@/machine{n}/weights.safetensors"}) for n in range(2)]
     assert list(aca_cells(records)) == ["MORE"]

@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from morecl.data import load_recipe
+import morecl
+from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError
 from morecl.locking import claimed
 from morecl.nn.backbone import SHIPPED
-from morecl.runner import RunRequest, effective_settings, start
+from morecl.runner import RunRequest, Watcher, effective_settings, resume, start
 
 DIGITS = load_recipe("digits-5t")
 
@@ -90,3 +93,87 @@ def test_two_processes_do_not_run_into_one_folder(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
     start(request, folder)
     assert (folder / "result.json").is_file() and not (folder / ".lock").exists()
+
+
+RECIPE = 'dataset = "digits"\ntasks = {}\ntrain_per_class = {}\ntest_per_class = 4\n'
+
+
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """A run that was stopped in its second task, and its recipe."""
+
+    def stop(index: int, *_: object) -> None:
+        if index:
+            raise KeyboardInterrupt
+
+    recipe, folder = tmp_path / "own.toml", tmp_path / "run"
+    recipe.write_text(RECIPE.format(5, 4))
+    with pytest.raises(KeyboardInterrupt):
+        start(RunRequest(method="ncm", benchmark=str(recipe)), folder, watcher=Watcher(task=stop))
+    assert (folder / "checkpoint-1").is_dir()
+    return folder, recipe
+
+
+@pytest.mark.parametrize(("values", "other"), [((2, 4), "recipe, tasks"), ((5, 3), "recipe, data")])
+def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path, values: tuple[int, int], other: str) -> None:
+    folder, recipe = begun(tmp_path)
+    recipe.write_text(RECIPE.format(*values))
+    with pytest.raises(InputError, match=f"own.toml is not what the run in .* began with: other {other}. Put back"):
+        resume(folder)
+    recipe.write_text(RECIPE.format(5, 4))
+    whole = start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "whole")
+    assert resume(folder).accuracy_matrix == whole.accuracy_matrix
+
+
+@pytest.mark.parametrize(("key", "value"), [("method", '"csc"'), ("seed", "7")])
+def test_a_run_does_not_go_on_as_another(tmp_path: Path, key: str, value: str) -> None:
+    folder, _ = begun(tmp_path)
+    text = (folder / "run.json").read_text()
+    was = {"method": '"ncm"', "seed": "0"}[key]
+    assert text.count(f'"{key}": {was}') == 1
+    (folder / "run.json").write_text(text.replace(f'"{key}": {was}', f'"{key}": {value}'))
+    with pytest.raises(InputError, match=f"began with: other {key}"):
+        resume(folder)
+
+
+def test_what_a_kill_left_half_written_is_in_nobodys_way(tmp_path: Path) -> None:
+    request = RunRequest(method="ncm", benchmark="digits-5t", train_per_class=2, test_per_class=1)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / ".run.json.x1.tmp").write_text("{")  # killed while the first file was being written
+    start(request, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "result.json", "run.json"]
+    with pytest.raises(InputError, match="killed holds a finished run: --overwrite replaces it"):
+        start(request, folder)
+    folder, _ = begun(tmp_path)
+    for name in (".model.x2.tmp", ".checkpoint-2.x3.tmp"):
+        (folder / name).mkdir()
+    (folder / ".result.json.x4.tmp").touch()
+    resume(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "result.json", "run.json"]
+
+
+def test_a_model_of_ones_own_images_names_their_folders_and_scores_files_as_the_run_did(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for name, colour in {
+        "kiwi": (90, 140, 40),
+        "apple": (200, 30, 30),
+        "plum": (90, 30, 120),
+        "fig": (60, 40, 80),
+    }.items():
+        for split, count in (("train", 6), ("test", 3)):
+            (photos / split / name).mkdir(parents=True)
+            for i in range(count):
+                noise = rng.integers(-25, 25, (30 + i, 55, 3))
+                pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(photos / split / name / f"{i}.png")
+    record = start(RunRequest(method="ncm", benchmark=f"folder:{photos}"), tmp_path / "run")
+    assert record.data.classes == ["apple", "fig", "kiwi", "plum"]
+    learner = morecl.load(tmp_path / "run" / "model")
+    files = sorted(photos.glob("test/*/*.png"))
+    predicted = learner.predict(files)
+    right = [label == file.parent.name for label, file in zip(predicted.labels, files, strict=True)]
+    assert 100 * np.mean(right) == pytest.approx(record.metrics.aca)
+    side = learner.backbone.input.resize
+    images = build_stream(load_recipe(f"folder:{photos}"), folder_size=side).dataset.x_test
+    np.testing.assert_array_equal(learner.predict(images).ood_score, predicted.ood_score)

@@ -272,7 +272,7 @@ def test_a_finished_run_is_found(tmp_path: Path, request_: RunRequest) -> None:
     ("request_", "message"),
     [
         (changed(epochs=EPOCHS + 1), f"epochs = {EPOCHS}, not {EPOCHS + 1}"),
-        (REQUEST.model_copy(update={"tasks": 1}), "tasks = None, not 1"),
+        (REQUEST.model_copy(update={"tasks": 1}), "tasks = 5, not 1"),
         (REQUEST.model_copy(update={"validation": 0.1}), "validation = None, not 0.1"),
         (REQUEST.model_copy(update={"class_order": "1"}), "class_order = '0', not '1'"),
     ],
@@ -283,6 +283,19 @@ def test_another_run_in_the_folder_is_refused(
     leave(tmp_path, REQUEST, finished=finished)
     with pytest.raises(InputError, match=message):
         run_suite.finished_record(request_, tmp_path)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_recipe_that_was_changed_since_is_another_run(tmp_path: Path, finished: bool) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('dataset = "digits"\ntasks = 5\n')
+    request = RunRequest(method="finetune", benchmark=str(recipe))
+    plan = request.planned(load_recipe(str(recipe)))
+    leave(tmp_path / "run", request.model_copy(update={"plan": plan}), finished=finished)
+    assert (run_suite.finished_record(request, tmp_path / "run") is not None) == finished
+    recipe.write_text('dataset = "digits"\ntasks = 2\n')
+    with pytest.raises(InputError, match="tasks = 5, not 2"):
+        run_suite.finished_record(request, tmp_path / "run")
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from morecl.data import orders
 from morecl.data.datasets import FOLDER, check_dataset_name, load_dataset
-from morecl.data.folder import find_classes
+from morecl.data.folder import FOLDER_SIZE, find_classes
 from morecl.data.stream import Dataset, Labels, TaskStream
 from morecl.errors import InputError, unknown_name
 
@@ -27,7 +27,7 @@ class Recipe:
     """A benchmark: ``settings`` hold for every method, ``methods[name]`` for one method on top of them.
 
     ``train_per_class`` and ``test_per_class`` keep the first N images of each class (all, where a class has fewer);
-    ``folder_size`` is the side of the images of a ``folder:PATH``.
+    ``folder_size`` is the side of the images of a ``folder:PATH``; if not given, what the backbone asks for.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Recipe:
     test_per_class: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    folder_size: int = 256
+    folder_size: int | None = None
 
     def settings_for(self, method: str) -> dict[str, Any]:
         return {**self.settings, **self.methods.get(method, {})}
@@ -105,7 +105,7 @@ def build_stream(
         data_root,
         download=download,
         progress=progress,
-        folder_size=recipe.folder_size if folder_size is None else folder_size,
+        folder_size=folder_size or recipe.folder_size or FOLDER_SIZE,
     )
     order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
     dataset = _limited(

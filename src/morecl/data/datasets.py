@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from morecl.data.folder import load_folder
+from morecl.data.folder import FOLDER_SIZE, load_folder
 from morecl.data.sources import DIGITS, SOURCES, absent, fetch, read_folders, read_npz
 from morecl.data.stream import Dataset
 from morecl.errors import InputError, unknown_name
@@ -22,7 +22,7 @@ def load_dataset(
     *,
     download: bool = True,
     progress: bool = False,
-    folder_size: int = 256,
+    folder_size: int = FOLDER_SIZE,
 ) -> Dataset:
     """The data set ``name``: one of ``DATASETS``, or ``folder:PATH`` (see ``morecl.data.folder``).
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from morecl.data.stream import Dataset
 from morecl.errors import InputError
+from morecl.images import open_image, square
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+FOLDER_SIZE = 256  # pixels; where nothing says which
 TEST_SHARE = 0.2
 SPLITS = ("train", "test")
 _SPLIT_LIKE = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
@@ -50,8 +51,9 @@ def find_classes(path: Path) -> tuple[str, ...]:
     return names
 
 
-def load_folder(path: Path, size: int = 256) -> Dataset:
-    """The images under ``path`` as ``size`` x ``size`` RGB: shorter side scaled (bicubic), centre cropped.
+def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
+    """The images under ``path`` as ``size`` x ``size`` RGB: shorter side scaled (bicubic), centre cropped, as
+    :func:`morecl.images.square` does it to images that are handed to a learner.
 
     Images are ordered by class, then by path. EXIF orientation is honoured. Without train/ and test/ about a fifth of
     each class is the test split, chosen by a hash of CLASS/FILE: adding files never moves others, save that a class
@@ -70,7 +72,7 @@ def load_folder(path: Path, size: int = 256) -> Dataset:
 
     def decode(i: int) -> str | None:
         try:
-            x[i] = _square(files[i][0], size)
+            x[i] = square(open_image(files[i][0]), size)
         except Exception as error:  # Pillow's decoders raise nearly anything on a damaged file
             return f"{_inside(path, files[i][0])} ({str(error) or type(error).__name__})"
         return None
@@ -117,17 +119,10 @@ def _inside(path: Path, file: Path) -> str:
     return file.relative_to(path).as_posix()
 
 
-def _square(file: Path, size: int) -> NDArray[np.uint8]:
-    with Image.open(file) as image:
-        if image.mode == "F" or image.mode.startswith("I"):
-            raise ValueError(f"mode {image.mode}: only 8 bits a channel are understood")
-        upright = ImageOps.exif_transpose(image).convert("RGB")
-    return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
-
-
 def _chosen_for_test(names: Sequence[str]) -> NDArray[np.bool_]:
     """For two or more files: which go to the test split. Both sides get at least one."""
-    texts = [unicodedata.normalize("NFC", name).encode() for name in names]  # one hash for one name on every system
+    # one hash for one name on every system; a name need not be valid UTF-8
+    texts = [unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape") for name in names]
     place = np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 for text in texts])
     test = place < TEST_SHARE
     if not test.any():

@@ -33,6 +33,10 @@ class Dataset:
     classes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if twice := sorted({name for name in self.classes if self.classes.count(name) > 1}):
+            raise InputError(f"data set {self.name} has several classes of the name {', '.join(twice)}")
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over shapes and bytes of all four arrays and the class names, as 64 hex digits."""
@@ -40,7 +44,7 @@ class Dataset:
         for array in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        digest.update("\n".join(self.classes).encode())
+        digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
 

@@ -142,7 +142,9 @@ def _config(request: RunRequest) -> LearnerConfig:
 
 
 def _what(request: RunRequest, config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, **request.located().model_dump(mode="json", exclude={"settings", "directory"})}
+    located = request.located()
+    said = located.model_dump(mode="json", exclude={"settings", "directory", "plan"})
+    return {**config, **said, **located.planned(load_recipe(located.benchmark))}
 
 
 def _same(folder: Path, there: dict[str, Any], here: dict[str, Any], apart_from: set[str]) -> None:

@@ -429,6 +429,8 @@ def _facts(record: Record) -> dict[str, Any]:
         "weights": record.backbone.sha256[:8],
         "train images": record.data.train_images,
         "test images": record.data.test_images,
+        # images held out for validation are others with every seed
+        "data": record.data.fingerprint[:8] if record.data.scored_on == "test" else "",
     }
 
 
