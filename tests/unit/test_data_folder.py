@@ -156,6 +156,15 @@ def test_other_files_are_ignored(flowers: Path) -> None:
     assert load(flowers).fingerprint == before
 
 
+def test_pictures_of_a_kind_that_is_not_read_are_named(flowers: Path) -> None:
+    first = sorted(path for path in flowers.iterdir() if path.is_dir())[0]
+    (first / "phone.HEIC").write_bytes(b"no decoder for it")
+    Image.new("RGB", (8, 8)).save(first / "old.jfif", format="JPEG")
+    with pytest.warns(SkippedImagesWarning, match="phone.HEIC"):
+        data = load_dataset(f"folder:{flowers}", folder_size=4)
+    assert [name for name in data.skipped if "phone" in name] == list(data.skipped)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_names_need_not_be_utf8(flowers: Path) -> None:
     name = os.fsdecode(b"caf\xe9")

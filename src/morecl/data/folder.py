@@ -16,7 +16,10 @@ from morecl.data.stream import Dataset
 from morecl.errors import InputError
 from morecl.images import open_image, square
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+# Pillow may not read all of them (.heic wants a plug-in); what it does not read is named, not passed over.
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}) | {
+    *(".pgm", ".avif", ".heic", ".heif", ".jxl", ".jp2")
+}
 FOLDER_SIZE = 256  # pixels; where nothing says which
 TEST_SHARE = 0.2
 SPLITS = ("train", "test")
