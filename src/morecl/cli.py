@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from morecl import __version__
 from morecl.errors import DivergedError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: only what a command needs is loaded
@@ -50,6 +53,7 @@ class ReportFormat(StrEnum):
 def main() -> None:
     """Entry point: what the user did wrong is one message and exit code 2."""
     warnings.showwarning = _show_warning
+    _prepare_output()
     error_console = Console(stderr=True, soft_wrap=True)
     try:
         app()
@@ -63,6 +67,30 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/yellow] {escape(str(message))}")
+
+
+def _prepare_output() -> None:
+    """A closed stdout or stderr swallows what is written; a sign that the terminal's encoding lacks is no error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"morecl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None: ...
 
 
 Out = Annotated[Path | None, typer.Option(help="Folder for the run (runs/BENCHMARK/METHOD/order-K-seed-S).")]
@@ -234,13 +262,13 @@ def report(
 ) -> None:
     """Tables and figures from the records of finished runs."""
     from morecl.display import summary
-    from morecl.files import write_text
+    from morecl.files import check_target, write_text
     from morecl.suite.report import FORMATS, collect, write_figures
 
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
-    if out and out.is_dir():
-        raise InputError(f"{out} is a folder; give --out the name of a file, such as {out / 'report'}.{format_.value}")
+    if out:
+        check_target(out, f"report.{format_.value}")
     records = collect(runs)
     if figures:
         write_figures(records, figures)
@@ -249,8 +277,10 @@ def report(
     elif out:
         write_text(out, FORMATS[format_.value](records))
         print(out)
-    else:
-        print(FORMATS[format_.value](records))
+    else:  # UTF-8 whatever the terminal's encoding is, as in a file
+        sys.stdout.flush()
+        sys.stdout.buffer.write(FORMATS[format_.value](records).encode())
+        sys.stdout.buffer.flush()
 
 
 @app.command()
@@ -278,10 +308,12 @@ def bench(
     from morecl.bench import cost, speed
     from morecl.bench import profile as step
     from morecl.config import parse_assignments
-    from morecl.files import write_json
+    from morecl.files import check_target, write_json
 
     if profile and methods is not None:
         raise InputError("--profile is of MORE alone; leave out --methods")
+    if out:
+        check_target(out, "bench.json")
     settings = parse_assignments(set_ or [])
     named = {"backbone": backbone, "image_size": image_size, "device": device}
     settings |= _given(named | {"precision": precision, "compile": compile_})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from morecl.errors import InputError, unknown_name
 from morecl.nn.backbone import SHIPPED
+
+LARGEST = 2**20  # of a whole number whose field names no bound of its own
 
 
 class LearnerConfig(BaseModel):
@@ -20,7 +22,9 @@ class LearnerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     backbone: str = Field(SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH")
-    image_size: int | None = Field(None, ge=4, description="input size in pixels; the backbone's own if not given")
+    image_size: int | None = Field(
+        None, ge=4, le=4096, description="input size in pixels; the backbone's own if not given"
+    )
     pretrained: bool = Field(True, description="false: start from random weights")
     freeze_backbone: bool = Field(
         True, description="false: the backbone is trained too; by more, hat, owm, ncm and csc in the first task only"
@@ -30,6 +34,23 @@ class LearnerConfig(BaseModel):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
     compile: Literal["auto", "on", "off"] = Field("auto", description="auto: compiled, captured steps on a CUDA GPU")
     eval_batch_size: int | None = Field(None, ge=1, description="images per forward pass outside training")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
+            raise ValueError("Input should be a number, not true or false")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _no_absurd_number(cls, value: Any, info: ValidationInfo) -> Any:
+        rules = cls.model_fields[str(info.field_name)].metadata
+        bounded = any(hasattr(rule, "le") or hasattr(rule, "lt") for rule in rules)
+        if type(value) is int and value > LARGEST and not bounded:
+            raise ValueError(f"Input should be less than or equal to {LARGEST}")
+        return value
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -41,7 +62,7 @@ class LearnerConfig(BaseModel):
             return cls(**settings)
         except ValidationError as error:
             problems = [f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()]
-            raise InputError(f"bad setting: {'; '.join(problems)}") from error
+            raise InputError(f"bad setting: {'; '.join(problems).replace('Value error, ', '')}") from error
 
     @classmethod
     def choose(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +121,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--set wants key=value, got {assignment!r}")
         try:
             settings[key.strip()] = json.loads(text.lower() if text.lower() in ("true", "false") else text)
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or a number of thousands of digits
             settings[key.strip()] = text
     return settings
 
@@ -109,10 +130,18 @@ def resolve_device(name: str) -> torch.device:
     """``auto`` is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    there = ", ".join(f"{kind}:{index}" if index else kind for kind, n in counts.items() for index in range(n))
     try:
         device = torch.device(name)
+        missing = (device.index or 0) >= counts.get(device.type, 0)
+    except RuntimeError:
+        missing = True
+    if missing:
+        raise InputError(f"device {name!r} cannot be used here: there is only {there}")
+    try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
 

@@ -22,6 +22,16 @@ from morecl.records import Record
 from morecl.runner import Watcher
 from morecl.suite.tables import Column, arrange, held_out_note
 
+_MEANINGS = {  # of the summary's columns
+    "ACA": "accuracy on the images of all classes after the last task",
+    "AIA": "mean over tasks of the accuracy so far",
+    "told": "accuracy if the task is told, a mean over tasks (ACA is one over images)",
+    "AUC": "unknown against known after the second last task",
+    "IAUC": "mean over tasks of the AUC",
+}
+_LEFT_OUT_FIRST = ("s", "IAUC", "AIA", "AUC", "told", "runs")  # where the terminal is too narrow
+_NAME = 12  # characters of a method's or a benchmark's name before it goes on in the next line, at least
+
 
 @contextmanager
 def watching(console: Console, title: str) -> Iterator[Watcher]:
@@ -71,18 +81,15 @@ def watching(console: Console, title: str) -> Iterator[Watcher]:
 
 
 def summary(records: Sequence[Record], console: Console) -> None:
-    """One line a method and benchmark, means over runs: what 80 columns have room for. A benchmark's best is green."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", style="bold")
-    table.add_column("benchmark", no_wrap=True)
-    for head in ("runs", "ACA", "AIA", "told", "AUC", "IAUC", "s"):
-        table.add_column(head, justify="right", no_wrap=True)
+    """One line a method and benchmark, means over runs; as many columns as fit. A benchmark's best is green."""
     grid = arrange(records)
     ranked: dict[Column, list[float]] = defaultdict(list)
     for row, places in grid.items():
         for column, runs in places.items():
             if row.competes:
                 ranked[column].append(fmean(r.metrics.aca for r in runs))
+    lines: list[dict[str, str]] = []
+    green: list[bool] = []
     for row, places in grid.items():
         for column, runs in places.items():
             metrics = [r.metrics for r in runs]
@@ -90,17 +97,36 @@ def summary(records: Sequence[Record], console: Console) -> None:
             others = [_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc")]
             cells = ["-" if value is None else f"{value:.2f}" for value in (aca, *others)]
             seconds = _mean([r.seconds.get("total") for r in runs])
-            best = row.competes and len(ranked[column]) > 1 and aca == max(ranked[column])
-            names = (Text(row.label), Text(column.label))
-            table.add_row(*names, str(len(runs)), *cells, f"{seconds or 0:.0f}", style="green" if best else None)
+            lines.append(
+                {"method": row.label, "benchmark": column.label, "runs": str(len(runs))}
+                | dict(zip(_MEANINGS, cells, strict=True))
+                | {"s": f"{seconds or 0:.0f}"}
+            )
+            green.append(row.competes and len(ranked[column]) > 1 and aca == max(ranked[column]))
+    heads = _fitting(lines, console.width)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        name = head in ("method", "benchmark")
+        style = "bold" if head == "method" else None
+        table.add_column(head, style=style, justify="left" if name else "right", no_wrap=not name, overflow="fold")
+    for line, best in zip(lines, green, strict=True):
+        table.add_row(*(Text(line[head]) for head in heads), style="green" if best else None)
     console.print(table)
-    console.print(
-        "[dim]Percent. ACA: accuracy on all classes after the last task. AIA: mean over tasks of the accuracy so "
-        "far. told: accuracy if the task is told. AUC: unknown against known after the second last task. IAUC: mean "
-        "over tasks.[/dim]"
-    )
+    legend = [f"{head}: {meaning}." for head, meaning in _MEANINGS.items() if head in heads]
+    console.print(f"Percent. {' '.join(legend)}", style="dim", highlight=False)
     for note in held_out_note(grid):
         console.print(note, style="dim", markup=False, emoji=False)
+
+
+def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The columns that ``width`` has room for; names may take several lines, numbers may not."""
+    widths = {head: max(len(line[head]) for line in (*lines, {head: head})) + 3 for head in lines[0]}
+    for head in ("method", "benchmark"):
+        widths[head] = min(widths[head], _NAME + 3)
+    for head in _LEFT_OUT_FIRST:
+        if sum(widths.values()) > width:
+            del widths[head]
+    return list(widths)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

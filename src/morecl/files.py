@@ -14,6 +14,14 @@ from typing import Any
 from morecl.errors import InputError
 
 
+def check_target(target: Path, example: str) -> None:
+    """Raise :class:`InputError` if no file can be written to ``target``: to be said before it is computed."""
+    if target.is_dir():
+        raise InputError(f"{target} is a folder; give --out the name of a file, such as {target / example}")
+    if file := next((parent for parent in target.parents if parent.is_file()), None):
+        raise InputError(f"{target} cannot be written: {file} is a file, not a folder; give --out another name")
+
+
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; on success it is renamed to ``target``, on failure removed."""

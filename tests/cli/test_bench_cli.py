@@ -36,6 +36,31 @@ def test_costs_are_shown_and_written(
         assert len(row["after_task"]) == record["tasks"]
 
 
+@pytest.mark.parametrize("kind", [[], ["--methods", "ncm"], ["--profile"]])
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("folder", "folder is a folder; give --out the name of a file, such as folder/bench.json"),
+        ("file/bench.json", "file/bench.json cannot be written: file is a file"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    kind: list[str],
+    out: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for module in ("speed.bench", "cost.measure", "profile.measure"):
+        monkeypatch.setattr(f"morecl.bench.{module}", lambda *_: pytest.fail("measured"))
+    assert call(monkeypatch, *kind, "--quick", "--out", out) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,13 +34,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["--format", "html", "--out", "run"],
             "run is a folder; give --out the name of a file, such as run/report.html",
         ),
+        (
+            ["--format", "md", "--out", "run/result.json/a/b.md"],
+            "run/result.json/a/b.md cannot be written: run/result.json is a file, not a folder",
+        ),
     ],
 )
 def test_mistakes_write_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert report(monkeypatch, "run", *options, "--figures", "figures") == 2
-    assert message in capsys.readouterr().err
+    assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(path.name for path in run.rglob("*")) == ["result.json", "run"]
 
 
@@ -48,6 +55,36 @@ def test_report_and_figures_are_written(
     assert capsys.readouterr().out == "new/a.md\n"
     assert (run / "new" / "a.md").read_text().startswith("# Results")
     assert len(list((run / "figures").glob("*.png"))) == 6
+
+
+def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """``morecl COMMAND`` in a shell whose locale knows no more than ASCII."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    line = f'"{sys.executable}" -m morecl {command}'
+    return subprocess.run(line, shell=True, cwd=folder, env=os.environ | ascii_only, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("format_", ["md", "html"])
+def test_documents_are_utf8_whatever_the_locale(tmp_path: Path, format_: str) -> None:
+    for seed in range(2):
+        write_record(tmp_path / f"{seed}" / "result.json", make_record(benchmark="folder:Blüten", seed=seed))
+    done = script(f"report . --format {format_}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode("utf-8")
+    assert "folder:Blüten" in text and "±" in text
+
+
+def test_the_summary_survives_a_locale_without_its_letters(tmp_path: Path) -> None:
+    write_record(tmp_path / "result.json", make_record(benchmark="folder:Blüten"))
+    done = script("report .", tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"folder:Bl\\xfcten" in done.stdout
+
+
+@pytest.mark.parametrize("options", ["", "--format md"])
+def test_a_closed_stdout_is_no_crash(run: Path, options: str) -> None:
+    done = script(f"report run {options} >&-", run)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_the_terminal_shows_names_as_they_are(

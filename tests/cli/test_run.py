@@ -261,6 +261,16 @@ def test_resume_finds_the_data_from_any_directory(call: Call, tmp_path: Path, mo
     assert read_record(tmp_path / "run" / "result.json").benchmark == "folder:photos"
 
 
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, f"morecl {morecl.__version__}\n", "")
+
+
+def test_no_backbone_is_not_the_folder(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("run", *SMALL, "--backbone", "", "--out", tmp_path / "run")
+    assert (code, names(tmp_path)) == (2, [])
+    assert "backbone needs a name or a file" in " ".join(err.split())
+
+
 def test_help_does_not_load_torch() -> None:
     code = "import sys; from morecl import cli; assert not {'torch', 'timm', 'sklearn'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -132,6 +132,8 @@ def test_other_architecture_says_what_does_not_fit(state: dict[str, torch.Tensor
         ("no/such/file.safetensors", "does not exist"),
         (f"{SHIPPED}@no/such/file.pth", "does not exist"),
         ("resnet18", "resnet18 is a ResNet"),
+        ("", "backbone needs a name or a file"),
+        (" ", "backbone needs a name or a file"),
         ("test_vit3", "attention pooling is not supported"),
     ],
 )
@@ -158,6 +160,17 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not a checkpoint at all")
     with pytest.raises(InputError, match=f"{name} cannot be read"):
         load_backbone(f"{SHIPPED}@{tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", r"\(EOFError\)"), (b"hello\n", r"\(KeyError: 101\)"), (b"\x80\x02.", r"\(IndexError: .+\)")],
+    ids=["empty", "text", "short"],
+)
+def test_what_is_no_checkpoint_says_why(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "notes.pth").write_bytes(content)
+    with pytest.raises(InputError, match=rf"notes\.pth cannot be read {reason}; is it a checkpoint\?"):
+        load_backbone(str(tmp_path / "notes.pth"))
 
 
 def test_a_file_of_something_else(tmp_path: Path) -> None:

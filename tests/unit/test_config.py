@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -64,12 +65,27 @@ def test_every_default_is_valid_and_survives_json(method: str) -> None:
         ({"coefficient": "perhaps"}, "coefficient='perhaps'"),
         ({"precision": "fp8"}, "precision='fp8'"),
         ({"seed": -1}, "seed=-1"),
+        ({"epochs": True}, "epochs=True: Input should be a number, not true or false"),
+        ({"lr": False}, "lr=False: Input should be a number"),
+        ({"image_size": True}, "image_size=True: Input should be a number"),
+        ({"image_size": 4097}, "image_size=4097: Input should be less than or equal to 4096"),
+        *(
+            ({key: 2**20 + 1}, f"^bad setting: {key}=1048577: Input should be less than or equal to 1048576$")
+            for key in ("epochs", "batch_size", "eval_batch_size", "memory_size", "memory_batch_size")
+        ),
+        ({"back_update_epochs": 10**30}, "back_update_epochs=10{30}: .*less than or equal to 1048576"),
         ({"lr": 0, "epochs": 0}, "lr=0.*epochs=0|epochs=0.*lr=0"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         create("more", **settings)
+
+
+def test_large_numbers_that_are_not_absurd() -> None:
+    config = MoreConfig.parse({"seed": 2**63 - 1, "image_size": 4096, "memory_size": 2**20, "c": 2**21, "epochs": 1e3})
+    assert (config.seed, config.image_size, config.memory_size) == (2**63 - 1, 4096, 2**20)
+    assert (config.c, config.epochs) == (2.0**21, 1000)
 
 
 def test_unknown_method() -> None:
@@ -79,6 +95,23 @@ def test_unknown_method() -> None:
 
 def test_unknown_name_without_a_near_one() -> None:
     assert str(unknown_name("colour", "qqq", ["red", "blue"])) == "unknown colour 'qqq'. Known: blue, red."
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("learning_rate", MoreConfig.model_fields, "lr"),
+        ("learning_rate", ["eval_batch_size"], None),
+        ("buffer_size", MoreConfig.model_fields, "memory_size"),
+        ("nope", ["smoke", "svhn", "table-main"], None),
+        ("kd_wait", ["batch_size", "kd_weight"], "kd_weight"),
+        ("MORE", METHODS, "more"),
+        ("cifar10", ["cifar10-5t", "cifar100-10t", "cifar10-5t-1k"], "cifar10-5t"),
+    ],
+)
+def test_only_names_that_are_near_are_suggested(name: str, known: Iterable[str], near: str | None) -> None:
+    message = str(unknown_name("thing", name, known))
+    assert f"did you mean {near!r}?" in message if near else "did you mean" not in message
 
 
 def test_assignments() -> None:
@@ -100,6 +133,8 @@ def test_assignments() -> None:
         "image_size": None,
         "c": 3,
     }
+    digits = "9" * 5000  # more than Python turns into a number
+    assert parse_assignments([f"epochs={digits}"]) == {"epochs": digits}
 
 
 @pytest.mark.parametrize("text", ["epochs", "=5", ""])
@@ -111,11 +146,30 @@ def test_assignments_that_are_none(text: str) -> None:
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "cuda:99", "tpu:0"):
-        with pytest.raises(InputError, match=f"device '{name}' cannot be used"):
+    for name in ("gpu", "cuda:99", "tpu:0", "meta", "xla", "mps:7", "cpu:1", ""):
+        with pytest.raises(InputError, match=f"^device '{name}' cannot be used here: there is only cpu.{{,200}}$"):
             resolve_device(name)
     assert resolve_precision("auto", torch.device("cpu")) == torch.float32
     assert resolve_precision("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_devices_that_other_machines_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    for name in ("mps", "cuda:2"):
+        with pytest.raises(InputError, match=f"^device '{name}' cannot be used here: there is only cpu, cuda, cuda:1$"):
+            resolve_device(name)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert resolve_device("mps") == torch.device("mps")
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise RuntimeError("all CUDA-capable devices are busy\nCompile with ...")
+
+    monkeypatch.setattr(torch, "empty", busy)
+    with pytest.raises(InputError, match=r"^device 'cuda' cannot be used here: all CUDA-capable devices are busy$"):
+        resolve_device("cuda")
 
 
 def test_a_record_does_not_tell_where_the_backbone_lay() -> None:

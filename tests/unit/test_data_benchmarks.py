@@ -105,6 +105,16 @@ def test_unknown_recipe() -> None:
         load_recipe("nowhere.toml")
 
 
+def test_a_folder_without_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(InputError, match=r"unknown benchmark 'photos'\. Known: .* give folder:photos\.$"):
+        load_recipe("photos")
+    with pytest.raises(InputError) as caught:
+        load_recipe("")
+    assert "give folder:" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("classes", "tasks"), [(2, 1), (3, 1), (4, 2), (7, 3), (10, 5), (30, 5)])
 def test_recipe_of_a_folder(tmp_path: Path, classes: int, tasks: int) -> None:
     for c in range(classes):

@@ -64,6 +64,34 @@ def shown(records: list[Record]) -> tuple[str, list[str]]:
     return "\n".join(lines), [line for line, raw in zip(lines, styled.splitlines(), strict=True) if "32m" in raw]
 
 
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_a_narrow_terminal_folds_names_and_cuts_no_number(width: int) -> None:
+    long = "folder:some/long/path_without_any_blank_in_it"
+    many = [make_record("derpp", "cifar100-20t"), make_record("more", long, config={"coefficient": False})]
+    many = [record.model_copy(update={"seconds": {"total": 123456.0}}) for record in many]
+    console = Console(file=io.StringIO(), width=width, record=True)
+    summary(many, console)
+    lines = console.export_text().splitlines()
+    text = "\n".join(lines)
+    assert "…" not in text and all(len(line) <= width for line in lines)
+    assert "DER++" in text and "MORE" in text
+    for record in many:
+        assert f"{record.metrics.aca:.2f}" in text
+    if width >= 80:
+        assert all(head in text for head in ("runs", "AIA", "told", "AUC", "IAUC"))
+    start = lines[1].index("benchmark")
+    assert long in "".join(line[start:].split("   ")[0].strip() for line in lines)
+
+
+def test_the_legend_explains_what_is_shown_and_what_the_means_are_over() -> None:
+    text = " ".join(shown([make_record()])[0].split())
+    assert "ACA: accuracy on the images of all classes" in text
+    assert "told: accuracy if the task is told, a mean over tasks (ACA is one over images)" in text
+    console = Console(file=io.StringIO(), width=40, record=True)
+    summary([make_record("derpp", "cifar100-20t")], console)
+    assert "told" not in console.export_text()
+
+
 def test_names_in_the_summary_are_shown_as_they_are() -> None:
     text, _ = shown([make_record("[b]mine[/b]", "folder:p[/q]")])
     assert "[b]mine[/b]" in text and "folder:p[/q]" in text

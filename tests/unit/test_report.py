@@ -431,6 +431,15 @@ def test_fourteen_methods_are_told_apart() -> None:
     assert len({(line.get_color(), str(line._dash_pattern)) for line in lines}) == 14
 
 
+@pytest.mark.parametrize("values", [[100.0] * 5, [100.0, 80.0, 60.0, 20.0, 0.0]])
+def test_no_axis_goes_beyond_all_and_markers_at_its_end_are_whole(values: list[float]) -> None:
+    record = make_record().model_copy(update={"aca_per_step": values})
+    [axes] = drawings([record])[0].draw(WIDE).axes
+    low, high = axes.get_ylim()
+    assert -1 <= low < min(values) and 100 < high <= 101
+    assert not any(line.get_clip_on() for line in axes.lines)
+
+
 def bag() -> list[Record]:
     """Rows that differ in many settings with long names, on a benchmark with a long name; and held-out ones."""
     names = ("back_update_batch_size", "distillation_temperature", "label_smoothing", "memory_batch_size", "momentum")

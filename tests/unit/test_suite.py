@@ -128,6 +128,8 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, text: str, message: 
 def test_unknown_suites_name_the_nearest() -> None:
     with pytest.raises(InputError, match="unknown suite 'table-mian'; did you mean 'table-main'"):
         load_suite("table-mian")
+    with pytest.raises(InputError, match=r"unknown suite 'nope'\. Known"):
+        load_suite("nope")
     with pytest.raises(InputError, match=r"no suite file nowhere\.toml"):
         load_suite("nowhere.toml")
 

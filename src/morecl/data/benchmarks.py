@@ -63,7 +63,10 @@ def load_recipe(name: str) -> Recipe:
         tasks = min(5, len(find_classes(path)) // 2)
         return replace(load_recipe(_DEFAULTS), name=f"{FOLDER}{path.resolve().name}", dataset=name, tasks=tasks)
     if not name.endswith(".toml"):
-        raise unknown_name("benchmark", name, (*recipe_names(), f"{FOLDER}PATH", "FILE.toml"))
+        unknown = unknown_name("benchmark", name, (*recipe_names(), f"{FOLDER}PATH", "FILE.toml"))
+        if name and Path(name).expanduser().is_dir():
+            raise InputError(f"{unknown} For the images in the folder of that name, give {FOLDER}{name}.")
+        raise unknown
     file = Path(name).expanduser()
     if not file.is_file():
         raise InputError(f"there is no recipe file {file}; packaged benchmarks: {', '.join(recipe_names())}.")

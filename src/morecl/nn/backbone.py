@@ -21,7 +21,6 @@ from pathlib import Path
 
 import timm
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.data import resolve_data_config
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
@@ -110,6 +109,8 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 def _split(spec: str, directory: Path) -> tuple[str, Path | None]:
     """``NAME``, ``PATH`` or ``NAME@PATH`` -> name ("" if there is none), file."""
+    if not spec.strip():
+        raise InputError("backbone needs a name or a file; `morecl list backbones` shows the names")
     name, at, file = spec.partition("@")
     if at and _is_known(name):
         return name, directory / file
@@ -209,8 +210,9 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
                 state = torch.load(path, "cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"backbone file {path} cannot be read: it holds more than weights, or is damaged") from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        raise InputError(f"backbone file {path} cannot be read: {error}") from error
+    except Exception as error:  # of a file that is no checkpoint torch.load raises nearly anything
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise InputError(f"backbone file {path} cannot be read ({reason}); is it a checkpoint?") from error
     for wrapper in ("model", "state_dict"):  # as DeiT and lightning wrap them
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]

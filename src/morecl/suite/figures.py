@@ -237,6 +237,8 @@ def _lines(lines: dict[str, Floats], styles: dict[str, _Style], width: float) ->
     axes.set_xlabel("tasks learned")
     axes.set_ylabel("accuracy on the classes seen, %")
     axes.set_xticks(range(1, steps + 1) if steps <= 10 else [1, *range(5, steps + 1, 5)])
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -1), min(high, 101))
     _legend(figure, width)
     return figure
 
@@ -353,6 +355,7 @@ def _plot(axes: Any, x: Floats, y: Floats, label: str, style: _Style, markers: b
     axes.plot(
         x, y, label=label, color=style.colour, linestyle=style.dash, linewidth=style.width,
         marker=style.marker, markersize=5, markevery=1 if markers else (0.1, 0.2), zorder=3 if style.width > 2 else 2,
+        clip_on=not markers,  # a marker at 100 % is drawn whole
     )  # fmt: skip
 
 
