@@ -69,4 +69,7 @@ def make_record(
         "seconds": {"train": 40.0 + level, "back_update": 12.0, "test": 8.0},
         "entries": {"backbone": 5_500_000, "adapters": 600_000, "heads": 20_000, "buffer": 614_400, "total": 6_120_000},
     }
+    if isinstance(told := changes.get("metrics"), Metrics):  # steps that give these
+        before = (told.aia * tasks - told.aca) / max(1, tasks - 1)
+        values["aca_per_step"] = [before] * (tasks - 1) + [told.aca]
     return Record(**(values | changes))

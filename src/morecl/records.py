@@ -131,6 +131,10 @@ class Record(_Part):
                 raise ValueError(f"{name} has no number for a task that was learned")
         if len(self.aca_per_step) != tasks:
             raise ValueError(f"aca_per_step has {len(self.aca_per_step)} numbers for {tasks} tasks")
+        steps = {"aca": self.aca_per_step[-1], "aia": sum(self.aca_per_step) / tasks}
+        for name, expected in steps.items():
+            if abs(getattr(self.metrics, name) - expected) > ROUNDING:
+                raise ValueError(f"metrics.{name} is {getattr(self.metrics, name)}, by aca_per_step it is {expected}")
         return self
 
 

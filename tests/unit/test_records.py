@@ -59,6 +59,8 @@ def test_what_is_no_record_says_where(tmp_path: Path, change: dict[str, Any], me
         ("roc.true_positive_rate", [0.0, 100.0], "roc: a curve has as many points across as up"),
         ("roc", {"false_positive_rate": [], "true_positive_rate": []}, "roc: a curve has"),
         ("metrics.aca", float("nan"), r"metrics\.aca: nan is not a percentage between 0 and 100"),
+        ("metrics.aca", 12.0, r"top level: metrics.aca is 12.0, by aca_per_step it is \d"),
+        ("metrics.aia", 12.0, r"top level: metrics.aia is 12.0, by aca_per_step it is \d"),
         ("metrics.aca", 1000.0, r"metrics\.aca: 1000.0 is not a percentage"),
         ("metrics.auc", -1.0, r"metrics\.auc: -1.0 is not a percentage"),
         ("metrics.bwt", -101.0, r"metrics\.bwt: -101.0 is not a difference"),

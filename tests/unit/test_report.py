@@ -23,7 +23,8 @@ from synthetic import make_record
 
 def with_aca(value: float, *args: object, **keywords: object) -> Record:
     """A record whose metrics are known: only ACA and AIA matter."""
-    numbers = Metrics(aca=value, aia=value + 5, reduction_rate=None, auc=None, iauc=None, til_accuracy=99.0)
+    aia = value if keywords.get("tasks") == 1 else value + 5
+    numbers = Metrics(aca=value, aia=aia, reduction_rate=None, auc=None, iauc=None, til_accuracy=99.0)
     return make_record(*args, metrics=numbers, roc=None, **keywords)  # type: ignore[arg-type]
 
 
