@@ -1,7 +1,7 @@
 """A learner as a folder: ``learner.json`` (what it is), ``state.safetensors`` (what it learned), and the backbone.
 
 No pickle anywhere. The folder is written beside its place and renamed, and ``learner.json`` holds the sha256 of the
-state, so a damaged folder does not load.
+state and its own, so a damaged folder does not load.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 import morecl
 from morecl.errors import InputError
-from morecl.files import atomic_folder, write_json
+from morecl.files import atomic_folder, sealed, write_json
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import SHIPPED, load_backbone
 
-FORMAT = "morecl.learner/1"
+FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"
 
 
@@ -68,7 +68,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
         "seconds": learner.seconds,
         "state_sha256": _sha256(folder / STATE),
     }
-    write_json(folder / DESCRIPTION, description)
+    write_json(folder / DESCRIPTION, sealed(description))
 
 
 def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone: str | None = None) -> Learner:
@@ -97,6 +97,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path / DESCRIPTION} is damaged: {type(error).__name__} {error}") from error
+    if description != sealed(description):
+        raise InputError(f"{path} is damaged: {DESCRIPTION} is not as it was saved (its sha256 differs)")
     state_file = path / STATE
     if not state_file.is_file():
         raise InputError(f"{path} is damaged: {STATE} is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from morecl.errors import InputError
+
+SEAL = "sha256"
 
 
 def check_target(target: Path, example: str) -> None:
@@ -81,6 +84,13 @@ def write_text(target: Path, text: str) -> None:
 def write_json(target: Path, value: Any) -> None:
     """``value`` as indented JSON, atomically; NaN and infinities are refused (they are not JSON)."""
     write_text(target, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` with the sha256 of all the rest under ``SEAL``; what was changed since does not equal its own seal."""
+    rest = {key: part for key, part in value.items() if key != SEAL}
+    text = json.dumps(rest, sort_keys=True, allow_nan=False)
+    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _umask() -> int:

@@ -34,7 +34,7 @@ from morecl.data import Recipe, TaskStream, build_stream, load_recipe
 from morecl.data.datasets import FOLDER
 from morecl.errors import InputError, unknown_name
 from morecl.evaluator import Evaluator, Step
-from morecl.files import atomic_folder, write_json
+from morecl.files import SEAL, atomic_folder, sealed, write_json
 from morecl.locking import LOCK, claimed
 from morecl.methods import METHODS, Learner, create, method_class
 from morecl.nn.backbone import SHIPPED, located
@@ -210,12 +210,15 @@ class _Progress:
     def write(self, path: Path) -> None:
         value = dataclasses.asdict(self)
         value["steps"] = [dataclasses.asdict(s) | {"roc": s.roc.model_dump() if s.roc else None} for s in self.steps]
-        write_json(path, value)
+        write_json(path, sealed(value))
 
     @staticmethod
     def read(path: Path) -> _Progress:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
+            if value != sealed(value):
+                raise ValueError("it is not as it was saved (its sha256 differs)")
+            del value[SEAL]
             for step in value["steps"]:
                 step["roc"] = Roc.model_validate(step["roc"]) if step["roc"] else None
                 step["errors"] = tuple(step["errors"]) if step["errors"] else None

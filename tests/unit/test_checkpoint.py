@@ -17,6 +17,7 @@ import morecl
 import tiny
 from morecl import checkpoint
 from morecl.errors import InputError
+from morecl.files import sealed
 from morecl.methods import Learner
 from morecl.nn.backbone import SHIPPED
 
@@ -37,11 +38,12 @@ def folder(learner: Learner, tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any], *, seal: bool = True) -> None:
+    """Change ``learner.json``; with ``seal`` so that it agrees with its own sha256 again."""
     file = folder / "learner.json"
     value = json.loads(file.read_text())
     change(value)
-    file.write_text(json.dumps(value))
+    file.write_text(json.dumps(sealed(value) if seal else value))
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +53,7 @@ def names(folder: Path) -> list[str]:
 def test_what_is_in_the_folder(folder: Path) -> None:
     assert names(folder) == ["learner.json", "state.safetensors"]  # the shipped backbone is not written
     value = json.loads((folder / "learner.json").read_text())
-    assert value["format"] == "morecl.learner/1"
+    assert value["format"] == "morecl.learner/2"
     assert value["method"] == "more"
     assert value["classes"] == ["a", {"tuple": ["b", 2]}, None]
     assert value["task_sizes"] == [2, 1]
@@ -127,6 +129,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown backbone": (
         lambda f: edit(f, lambda v: v["backbone"].update(name="vit_mini_patch4_3")),
         "unknown backbone.*did you mean",
+    ),
+    "classes in another order": (
+        lambda f: edit(f, lambda v: v["classes"].reverse(), seal=False),
+        "learner.json is not as it was saved",
+    ),
+    "a setting changed": (
+        lambda f: edit(f, lambda v: v["config"].update(temperature=50.0), seal=False),
+        "learner.json is not as it was saved",
     ),
     "backbone left out": (lambda f: edit(f, lambda v: v["backbone"].update(included=True)), "backbone.safetensors"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,16 @@ def test_a_run_does_not_go_on_as_another(tmp_path: Path, key: str, value: str) -
     assert text.count(f'"{key}": {was}') == 1
     (folder / "run.json").write_text(text.replace(f'"{key}": {was}', f'"{key}": {value}'))
     with pytest.raises(InputError, match=f"began with: other {key}"):
+        resume(folder)
+
+
+def test_what_was_measured_so_far_is_not_to_be_changed(tmp_path: Path) -> None:
+    folder, _ = begun(tmp_path)
+    file = folder / "checkpoint-1" / "progress.json"
+    value = json.loads(file.read_text())
+    value["steps"][0]["aca"] = 12.3
+    file.write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"progress\.json is damaged: it is not as it was saved"):
         resume(folder)
 
 
