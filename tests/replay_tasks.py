@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from morecl.images import ImageArray
 from morecl.methods import Learner
+from morecl.pictures import ImageArray
 
 SETTINGS: dict[str, Any] = {"image_size": 16, "bottleneck": 4, "epochs": 1, "batch_size": 8, "device": "cpu"}
 

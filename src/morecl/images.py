@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.nn.backbone import InputSpec
-
-ImageArray = NDArray[np.uint8]
-STRIP = 32  # times as long as wide: of a longer strip only the middle is scaled
+from morecl.pictures import ImageArray, colour, middle, open_image, square
 
 
 def as_array(images: Any, spec: InputSpec) -> ImageArray:
@@ -47,33 +45,9 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
     return np.stack(opened)
 
 
-def square(image: Image.Image, side: int) -> ImageArray:
-    """The shorter side resized to ``side`` (bicubic), the centre cut out: (side, side, 3).
-
-    The first half of every backbone's evaluation transform, so what follows (:class:`Preprocess`) finds the resize
-    already done.
-    """
-    image = image.crop(_middle(*image.size))
-    width, height = image.size
-    short = min(width, height)
-    image = image.resize((side * width // short, side * height // short), Image.Resampling.BICUBIC)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return np.asarray(image.crop((left, top, left + side, top + side)))
-
-
 def _no_larger(image: Image.Image, side: int) -> ImageArray:
     """The image as an array, squared if it is larger than what is left of it in the end: photos take gigabytes."""
     return square(image, side) if min(image.size) > side else np.asarray(image)
-
-
-def _middle(width: int, height: int) -> tuple[int, int, int, int]:
-    """What the centre square is cut from (left, top, right, bottom): the whole image, but for the ends of a strip.
-
-    A strip scaled as a whole would take gigabytes: one of 1 x 60,000 pixels becomes 224 x 13,440,000.
-    """
-    longest = STRIP * min(width, height)
-    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
-    return left, top, width - left, height - top
 
 
 def _open(image: Any, index: int) -> Image.Image:
@@ -86,25 +60,13 @@ def _open(image: Any, index: int) -> Image.Image:
             raise ValueError(f"image {index}: {image} cannot be read as an image ({error})") from error
     if isinstance(image, Image.Image):
         try:
-            return _colour(image)
+            return colour(image)
         except ValueError as error:
             raise ValueError(f"image {index}: {error}") from error
     if isinstance(image, np.ndarray | Tensor):
         array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
         return Image.fromarray(_rgb(array[None], f"image {index}")[0])
     raise TypeError(f"image {index} is a {type(image).__name__}; expected a PIL image, a path or a uint8 array")
-
-
-def open_image(path: str | Path) -> Image.Image:
-    """Upright, RGB. Whatever Pillow raises is left to the caller."""
-    with Image.open(path) as file:
-        return _colour(ImageOps.exif_transpose(file))
-
-
-def _colour(image: Image.Image) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        raise ValueError(f"mode {image.mode}: only 8 bits a channel are understood")
-    return image.convert("RGB")
 
 
 def _rgb(array: NDArray[Any], what: str) -> ImageArray:
@@ -124,13 +86,6 @@ def _rgb(array: NDArray[Any], what: str) -> ImageArray:
     return array
 
 
-def to_side(images: ImageArray, side: int) -> ImageArray:
-    """Every image of (N, H, W, 3) brought to (side, side) as :func:`square` does."""
-    if images.shape[1:3] == (side, side):
-        return images
-    return np.stack([square(Image.fromarray(image), side) for image in images])
-
-
 class Preprocess:
     """timm's evaluation transform for batches on the device: resize (bicubic, antialiased), centre crop, normalise.
 
@@ -147,7 +102,7 @@ class Preprocess:
 
     def __call__(self, images: Tensor) -> Tensor:
         x = images.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
-        left, top, right, bottom = _middle(x.shape[3], x.shape[2])
+        left, top, right, bottom = middle(x.shape[3], x.shape[2])
         x = x[:, :, top:bottom, left:right]
         height, width = x.shape[2:]
         if min(height, width) != self.spec.resize:

@@ -66,6 +66,10 @@ def test_passes_are_per_epoch() -> None:
     assert turned.passes == pytest.approx(4 + 80 / 3 / 32)
 
 
+def test_the_reference_of_agem_is_no_larger_than_the_memory() -> None:
+    assert measured("agem", memory_batch_size=256).image_passes == Passes(16 + 2 * 12, 0)
+
+
 def test_joint_makes_more_passes_with_every_task() -> None:
     for tasks in (2, 4):
         assert measured("joint", Size(tasks, 16, 1, SIZE.settings)).passes == tasks

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from morecl.images import STRIP, Preprocess, as_array, square, to_side
+from morecl.images import Preprocess, as_array
 from morecl.nn.backbone import InputSpec
+from morecl.pictures import STRIP, square, to_side
 
 SPEC = InputSpec(size=8, resize=10)
 RNG = np.random.default_rng(0)

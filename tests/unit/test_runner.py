@@ -186,5 +186,9 @@ def test_a_model_of_ones_own_images_names_their_folders_and_scores_files_as_the_
     right = [label == file.parent.name for label, file in zip(predicted.labels, files, strict=True)]
     assert 100 * np.mean(right) == pytest.approx(record.metrics.aca)
     side = learner.backbone.input.resize
-    images = build_stream(load_recipe(f"folder:{photos}"), folder_size=side).dataset.x_test
-    np.testing.assert_array_equal(learner.predict(images).ood_score, predicted.ood_score)
+    recipe = load_recipe(f"folder:{photos}")
+    dataset = build_stream(recipe, folder_size=side).dataset
+    assert record.data.fingerprint == dataset.fingerprint  # the run's images
+    np.testing.assert_array_equal(learner.predict(dataset.x_test).ood_score, predicted.ood_score)
+    with pytest.raises(InputError, match="at least 1 pixel, not 0"):
+        build_stream(recipe, folder_size=0)

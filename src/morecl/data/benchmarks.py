@@ -108,7 +108,7 @@ def build_stream(
         data_root,
         download=download,
         progress=progress,
-        folder_size=folder_size or recipe.folder_size or FOLDER_SIZE,
+        folder_size=next(size for size in (folder_size, recipe.folder_size, FOLDER_SIZE) if size is not None),
     )
     order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
     dataset = _limited(

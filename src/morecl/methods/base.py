@@ -27,11 +27,12 @@ from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, resolve_device, resolve_precision
 from morecl.errors import InputError
-from morecl.images import ImageArray, Preprocess, as_array
+from morecl.images import Preprocess, as_array
 from morecl.memory import ReplayMemory
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.network import AdaptedViT
 from morecl.nn.tokens import Tokens
+from morecl.pictures import ImageArray
 from morecl.progress import Listener, silent
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
