@@ -27,10 +27,11 @@ from morecl.errors import InputError
 from morecl.methods.more import More
 from morecl.progress import EpochDone
 
-# the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, Triton's of torch.compile, and ATen
+# the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, torch.compile, ATen and our own
 GROUPS = {
     "attention": r"sdpa|flash|fmha|attention|cudnn::fusion",
-    "GELU": r"gelu",
+    "GELU": r"gelu|exp2",
+    "adapters": r"through_bottleneck|weight_gradients",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|::(add|b|bad{1,2}b)?mm|mkldnn|mkl_|::linear|gemv|dot_kernel",
     "norms, sums, activations (compiled)": r"^triton_",
     "copies": r"memcpy|memset|copy",

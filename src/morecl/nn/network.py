@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from morecl.errors import InputError
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
+from morecl.nn.gelu import Gelu
 
 RECOMPILE_LIMIT = 64
 
@@ -225,6 +226,10 @@ def _template(block: nn.Module) -> nn.Module:
         setattr(template, name, NormSlot(getattr(block, name).eps))
     for name in ("ls1", "ls2"):
         setattr(template, name, nn.Sequential(getattr(template, name), AdapterSlot()))
+    for part in template.modules():
+        for name, child in part.named_children():
+            if type(child) is nn.GELU and child.approximate == "none":
+                setattr(part, name, Gelu())
     return template
 
 
