@@ -110,7 +110,7 @@ def _weight_gradients(
     part = tl.program_id(1)
     k = tl.arange(0, K)
     dw2, dw1 = tl.zeros((CHUNK, K), tl.float32), tl.zeros((CHUNK, K), tl.float32)
-    db2, db1 = tl.zeros((CHUNK,), tl.float32), tl.zeros((K,), tl.float32)
+    db2, db1 = tl.zeros((TILE, CHUNK), tl.float32), tl.zeros((TILE, K), tl.float32)
     for start in range(0, PART, TILE):
         rows = part.to(tl.int64) * PART + start + tl.arange(0, TILE)
         inside = rows[:, None] < count
@@ -119,14 +119,14 @@ def _weight_gradients(
         rs, ps = tl.load(r + narrow, mask=inside, other=0.0), tl.load(p + narrow, mask=inside, other=0.0)
         dw2 = tl.dot(tl.trans(gs), rs, dw2)
         dw1 = tl.dot(tl.trans(hs), ps, dw1)
-        db2 += tl.sum(gs.to(tl.float32), 0)
-        db1 += tl.sum(ps.to(tl.float32), 0)
+        db2 += gs.to(tl.float32)
+        db1 += ps.to(tl.float32)
     sums += part * (2 * D * K + D + K)
     tl.store(sums + d[:, None] * K + k[None, :], dw2)
     tl.store(sums + D * K + k[None, :] * D + d[:, None], dw1)
-    tl.store(sums + 2 * D * K + d, db2)
+    tl.store(sums + 2 * D * K + d, tl.sum(db2, 0))
     if tl.program_id(0) == 0:
-        tl.store(sums + 2 * D * K + D + k, db1)
+        tl.store(sums + 2 * D * K + D + k, tl.sum(db1, 0))
 
 
 def _launched(kernel: Any) -> Any:
