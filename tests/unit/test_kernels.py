@@ -95,8 +95,9 @@ def test_gelu_is_that_of_float64() -> None:
 
 @needs_gpu
 def test_on_a_gpu_compiled_training_in_bfloat16_is_near_the_plain_one() -> None:
-    """Gradients of the first norms and adapters are behind the roundings of six blocks, of 0.4 % each; the fast path
-    must be no further from float32 than the plain one in the same precision."""
+    """Gradients of the first norms and adapters are behind the roundings of six blocks, of 0.4 % each, and so one to
+    three percent from those of float32. The fast path must be as near as the plain one in the same precision; a draw
+    of other roundings makes a third of that more or less."""
     backbone = load_backbone("vit_mini_patch4_32")
     images = torch.randn(8, 3, 32, 32, generator=generator(0, "images")).cuda()
     results = []
@@ -110,4 +111,4 @@ def test_on_a_gpu_compiled_training_in_bfloat16_is_near_the_plain_one() -> None:
         results.append([features.detach(), *gradients])
     for exact, plain, fast in zip(*results, strict=True):
         plain_error, fast_error = ((value - exact).norm() / exact.norm() for value in (plain, fast))
-        assert fast_error < 1.2 * plain_error + 1e-3
+        assert fast_error < 2 * plain_error

@@ -255,6 +255,14 @@ def test_notes_say_what_differs_from_the_paper() -> None:
     assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
 
 
+def test_a_note_says_which_row_has_the_papers_settings() -> None:
+    records = [make_record("more", "cifar10-5t", seed=n, config={"lr": lr}) for n, lr in enumerate((0.005, 0.1))]
+    assert list(aca_cells(records)) == ["MORE", "MORE (lr 0.1)"]
+    told = "without a setting in brackets has the paper's values"
+    assert any(told in note for note in notes(records))
+    assert not any(told in note for note in notes(records[:1]) + notes(records[1:]))
+
+
 def test_notes_warn_of_repeated_seeds() -> None:
     again = make_record("more", level=70.0)
     assert any("more than once" in note for note in notes([make_record("more"), again]))

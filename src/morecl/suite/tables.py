@@ -366,6 +366,9 @@ def notes(records: Sequence[Record]) -> list[str]:
     absent = [column.label for column in columns if column not in compared]
     if absent:
         found.append(f"Not in the paper: {', '.join(absent)}.")
+    variants = {row.method for row in grid if row.variant}
+    if compared and any(row.method in variants and not row.variant for row in grid):
+        found.append("Where a method has several rows, the one without a setting in brackets has the paper's values.")
     found += held_out_note(grid)
     repeated = [
         f"{row.label} on {column.label}"
