@@ -1,4 +1,7 @@
-"""What there is to choose from, as ``morecl list`` shows it: rows of name and one line of description."""
+"""What there is to choose from, as ``morecl list`` shows it: rows of name and one line of description.
+
+What takes seconds to import (torch, timm) is imported where it is needed: the benchmarks are read from files.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,7 @@ import inspect
 import re
 import sys
 
-import timm
-import torch
-from timm.models import is_model_pretrained
-from timm.models.vision_transformer import VisionTransformer
-
 from morecl.data import load_recipe, recipe_names
-from morecl.methods import METHODS
-from morecl.nn.backbone import SHIPPED, refusal
-from morecl.suite.suites import load_suite, suite_names
 
 
 def listing(what: str) -> list[tuple[str, str]]:
@@ -23,6 +18,8 @@ def listing(what: str) -> list[tuple[str, str]]:
 
 
 def _methods() -> list[tuple[str, str]]:
+    from morecl.methods import METHODS
+
     return [(name, _first_paragraph(sys.modules[method.__module__])) for name, method in METHODS.items()]
 
 
@@ -35,10 +32,17 @@ def _benchmarks() -> list[tuple[str, str]]:
 
 
 def _suites() -> list[tuple[str, str]]:
+    from morecl.suite.suites import load_suite, suite_names
+
     return [(name, load_suite(name).description) for name in suite_names()]
 
 
 def _backbones() -> list[tuple[str, str]]:
+    import timm
+    from timm.models import is_model_pretrained
+
+    from morecl.nn.backbone import SHIPPED
+
     shipped = (SHIPPED, "2.7 M parameters, 32 px; ships with morecl (the default)")
     known = [*timm.list_models(module="deit"), *timm.list_models(module="vision_transformer")]
     usable = [name for name in known if name.startswith(("vit_", "deit")) and _is_usable(name)]
@@ -49,6 +53,12 @@ def _backbones() -> list[tuple[str, str]]:
 
 def _is_usable(name: str) -> bool:
     """Whether ``load_backbone`` takes it: a plain ViT of pre-norm blocks. One block, without memory, tells."""
+    import timm
+    import torch
+    from timm.models.vision_transformer import VisionTransformer
+
+    from morecl.nn.backbone import refusal
+
     with torch.device("meta"):
         vit = timm.create_model(name, num_classes=0, depth=1)
     return type(vit) is VisionTransformer and refusal(vit) is None

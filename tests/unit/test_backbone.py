@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from huggingface_hub import constants, is_offline_mode
 from safetensors.torch import save_file
 
 from morecl.errors import InputError
@@ -153,6 +156,35 @@ def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(InputError, match=rf"could not be fetched.*--backbone {TINY}@"):
         load_backbone(TINY)
+
+
+@pytest.mark.parametrize(
+    ("known", "proxies", "asked"),
+    [(False, {}, False), (True, {}, True), (False, {"https": "proxy:3128"}, True)],
+    ids=["offline", "online", "proxy"],
+)
+def test_the_hub_is_asked_only_where_it_can_be(
+    known: bool, proxies: dict[str, str], asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = timm.create_model
+    modes = []
+
+    def look_up(host: str, port: int) -> list[Any]:
+        if not known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return []
+
+    def note(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+        modes.append(is_offline_mode())
+        return create(name, **kwargs)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: proxies)
+    monkeypatch.setattr(timm, "create_model", note)
+    load_backbone(TINY)
+    assert modes[-1] is not asked
+    assert not is_offline_mode()  # as it was
 
 
 @pytest.mark.parametrize("name", ["broken.safetensors", "broken.pth"])

@@ -11,16 +11,21 @@ A backbone is named in one of three ways:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import math
 import pickle
-from collections.abc import Mapping
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import timm
 import torch
+from huggingface_hub import constants as hub  # timm's way to weights
 from safetensors.torch import load_file
 from timm.data import resolve_data_config
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
@@ -152,7 +157,8 @@ def _build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            vit = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
+            with _without_retries():
+                vit = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except TypeError as error:
             raise InputError(f"backbone {name}: cannot be built with image size {image_size} ({error})") from error
         except Exception as error:
@@ -163,6 +169,22 @@ def _build(
                 f"give a file: --backbone {name}@path/to/weights.safetensors"
             ) from error
     return vit, dict(vit.pretrained_cfg)
+
+
+@contextlib.contextmanager
+def _without_retries() -> Iterator[None]:
+    """Where the hub's name is not known, the machine is offline: look into the cache alone, instead of asking the hub
+    a dozen times for most of a minute. Behind a proxy names need not be known here."""
+    offline = hub.HF_HUB_OFFLINE
+    if not urllib.request.getproxies():
+        try:
+            socket.getaddrinfo(urllib.parse.urlsplit(hub.ENDPOINT).hostname, 443)
+        except OSError:
+            hub.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE = offline
 
 
 def _vit(size: int, *, patch: int, dim: int, depth: int, seed: int) -> VisionTransformer:
