@@ -60,9 +60,30 @@ print("checked")
     assert done.stdout.strip() == "checked", done.stderr
 
 
+@needs_triton
+@pytest.mark.parametrize(("capability", "shared"), [(86, 99), (90, 227)])
+def test_the_kernels_compile_for_small_and_large_cards_and_fit_them(capability: int, shared: int) -> None:
+    """``shared``: KiB of fast memory that a block may have, by NVIDIA's tables. No card is needed to compile."""
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    sizes = {"D": 128, "K": 128, "TILE": adapter_kernels.TILE, "CHUNK": adapter_kernels.CHUNK}
+    kernels = [(adapter_kernels._through_bottleneck, sizes | {"BACKWARD": backward}) for backward in (False, True)]
+    kernels.append((adapter_kernels._weight_gradients, sizes | {"PART": adapter_kernels.PART}))
+    kinds = {"sums": "*fp32"} | dict.fromkeys(("count", "in_d", "in_k", "out_d", "out_k"), "i32")
+    for kernel, constants in kernels:
+        names = kernel.arg_names
+        signature = {name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names}
+        values = {(names.index(name),): value for name, value in constants.items()}
+        aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name][0] == "*"}
+        result = compiled(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", capability, 32))
+        assert result.metadata.shared <= shared * 1024
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [*SHAPES, (2 * 64 * 197, 192, 64), (500, 768, 128)])
+@pytest.mark.parametrize("shape", [*SHAPES, (2 * 64 * 197, 192, 64), (500, 384, 128)])
 def test_on_a_gpu_an_adapter_in_kernels_is_that_of_float64(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     for name, error in adapter_errors(shape, dtype, "cuda").items():
         assert error < ROUNDING[dtype], (name, error)
@@ -78,6 +99,7 @@ def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know() -> N
     assert not fits(torch.bfloat16, 64, 192, is_cuda=False)
     assert not fits(torch.float32, 64, 192)
     assert not fits(torch.bfloat16, 48, 192) and not fits(torch.bfloat16, 64, 200)
+    assert fits(torch.bfloat16, 128, 384) and not fits(torch.bfloat16, 128, 768)
     assert not fits(torch.bfloat16, 2, 64, 192)  # of several tasks at once
 
 

@@ -25,12 +25,14 @@ TILE = 64  # tokens at a time
 CHUNK = 64  # dimensions at a time
 PART = 9 * TILE  # tokens whose share of the weights' gradients is summed by one processor
 WIDTHS = (16, 32, 64, 128)
+MOST_DIMENSIONS = 384  # loops over chunks are unrolled: wider ones compile for long, and are less in need of it
 
 
 def fits(h: Tensor, w1: Tensor) -> bool:
     """Whether :func:`adapter` can take the tokens (..., D) and the weight (K, D)."""
-    shape = w1.dim() == 2 and w1.shape[0] in WIDTHS and w1.shape[1] % CHUNK == 0
-    return shape and h.is_cuda and h.dtype in (torch.bfloat16, torch.float16)
+    if w1.dim() != 2 or w1.shape[0] not in WIDTHS or w1.shape[1] % CHUNK or w1.shape[1] > MOST_DIMENSIONS:
+        return False
+    return h.is_cuda and h.dtype in (torch.bfloat16, torch.float16)
 
 
 def adapter(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
