@@ -271,8 +271,11 @@ def test_no_backbone_is_not_the_folder(call: Call, tmp_path: Path) -> None:
     assert "backbone needs a name or a file" in " ".join(err.split())
 
 
-def test_help_does_not_load_torch() -> None:
-    code = "import sys; from morecl import cli; assert not {'torch', 'timm', 'sklearn'} & sys.modules.keys()"
+@pytest.mark.parametrize(
+    "what", ["from morecl import cli", "from morecl.listing import listing; listing('benchmarks')"]
+)
+def test_help_and_the_list_of_benchmarks_do_not_load_torch(what: str) -> None:
+    code = f"import sys; {what}; assert not {{'torch', 'timm', 'sklearn'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 import tiny
 from morecl import training
 from morecl.methods import METHODS, Learner
-from morecl.nn import network
+from morecl.nn import gelu, network
+from morecl.nn.adapter import adapter_kernels
 from morecl.nn.backbone import load_backbone
 from morecl.random import generator
 from morecl.training import Batch
@@ -112,6 +113,33 @@ def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.
         for length in range(6, 16):  # more lengths than torch compiles unasked
             vit.trunk(torch.randn(3, length, 192), vit.new_norms(), adapters.weights(), compiled=True)
     assert graphs["unique_graphs"] == 11
+
+
+@pytest.mark.parametrize("part", ["adapter", "gelu"])
+def test_compiled_blocks_use_our_kernels_where_they_can(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a GPU would decide; something that is told apart stands for what only runs there."""
+    torch._dynamo.reset()
+    traced = network._compiled_block("aot_eager")
+    monkeypatch.setattr(network, "_compiled_block", lambda: traced)
+    vit = network.AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit)
+    adapters = vit.new_adapters(16)
+    tokens = torch.randn(3, 5, 192, generator=generator(0, "tokens"))
+
+    def features(compiled: bool) -> Tensor:
+        return vit.trunk(tokens, vit.new_norms(), adapters.weights(), compiled=compiled).detach()
+
+    plain = features(compiled=False)
+    torch.testing.assert_close(features(compiled=True), plain)
+    torch._dynamo.reset()
+    if part == "adapter":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(adapter_kernels, "fits", lambda h, w1: True)
+        monkeypatch.setattr(adapter_kernels, "adapter", lambda h, *weights: 2 * h)
+    else:
+        monkeypatch.setattr(gelu, "pays", lambda x: True)
+        monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
+    assert features(compiled=False).equal(plain)
+    assert not features(compiled=True).allclose(plain, rtol=0.1)
 
 
 @needs_gpu

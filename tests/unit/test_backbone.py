@@ -167,9 +167,10 @@ def test_the_hub_is_asked_only_where_it_can_be(
     known: bool, proxies: dict[str, str], asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = timm.create_model
-    modes = []
+    modes, looked_up = [], []
 
     def look_up(host: str, port: int) -> list[Any]:
+        looked_up.append(host)
         if not known:
             raise socket.gaierror(-2, "Name or service not known")
         return []
@@ -182,6 +183,8 @@ def test_the_hub_is_asked_only_where_it_can_be(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(urllib.request, "getproxies", lambda: proxies)
     monkeypatch.setattr(timm, "create_model", note)
+    load_backbone(TINY, pretrained=False)
+    assert not looked_up
     load_backbone(TINY)
     assert modes[-1] is not asked
     assert not is_offline_mode()  # as it was

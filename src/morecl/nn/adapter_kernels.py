@@ -136,17 +136,33 @@ def _launched(kernel: Any) -> Any:
     return kernel if triton.knobs.runtime.interpret else torch.library.wrap_triton(kernel)
 
 
+def _bottleneck(
+    x: Tensor,
+    before: Tensor,
+    w_in: Tensor,
+    b_in: Tensor,
+    w_out: Tensor,
+    b_out: Tensor,
+    strides: tuple[int, int, int, int],
+    k: int,
+    *,
+    backward: bool,
+) -> tuple[Tensor, Tensor]:
+    """:func:`_through_bottleneck` for all of x (N, D): out (N, D), hidden (N, k)."""
+    count, dim = x.shape
+    out, hidden = torch.empty_like(x), x.new_empty(count, k)
+    _launched(_through_bottleneck)[(triton.cdiv(count, TILE),)](
+        x, before, w_in, b_in, w_out, b_out, hidden, out, count, *strides, dim, k, TILE, CHUNK, backward
+    )
+    return out, hidden
+
+
 @torch.library.triton_op("morecl::adapter", mutates_args={})
 def _forward(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
     """h (N, D) -> A(h) (N, D), r (N, K)."""
     h = h.contiguous()
-    count, (k, dim) = h.shape[0], w1.shape
-    out, hidden = torch.empty_like(h), h.new_empty(count, k)
-    _launched(_through_bottleneck)[(triton.cdiv(count, TILE),)](
-        h, h, w1, b1, w2, b2, hidden, out, count,
-        w1.stride(1), w1.stride(0), w2.stride(0), w2.stride(1), dim, k, TILE, CHUNK, False,
-    )  # fmt: skip
-    return out, hidden
+    (in_k, in_d), (out_d, out_k) = w1.stride(), w2.stride()
+    return _bottleneck(h, h, w1, b1, w2, b2, (in_d, in_k, out_d, out_k), w1.shape[0], backward=False)
 
 
 @torch.library.triton_op("morecl::adapter_backward", mutates_args={})
@@ -154,11 +170,8 @@ def _backward(g: Tensor, r: Tensor, h: Tensor, w1: Tensor, w2: Tensor) -> tuple[
     """Given the gradient g (N, D) of the output: that of h (N, D), and those of the weights in one row a part."""
     g, h = g.contiguous(), h.contiguous()
     count, (k, dim) = h.shape[0], w1.shape
-    dh, p = torch.empty_like(h), h.new_empty(count, k)
-    _launched(_through_bottleneck)[(triton.cdiv(count, TILE),)](
-        g, r, w2, w2, w1, w1, p, dh, count,
-        w2.stride(0), w2.stride(1), w1.stride(1), w1.stride(0), dim, k, TILE, CHUNK, True,
-    )  # fmt: skip
+    (in_d, in_k), (out_k, out_d) = w2.stride(), w1.stride()
+    dh, p = _bottleneck(g, r, w2, w2, w1, w1, (in_d, in_k, out_d, out_k), k, backward=True)
     parts = triton.cdiv(count, PART)
     sums = h.new_empty(parts, 2 * dim * k + dim + k, dtype=torch.float32)
     _launched(_weight_gradients)[(dim // CHUNK, parts)](g, r, h, p, sums, count, dim, k, PART, TILE, CHUNK)

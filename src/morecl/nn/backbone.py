@@ -157,7 +157,7 @@ def _build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            with _without_retries():
+            with _without_retries() if pretrained else contextlib.nullcontext():
                 vit = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except TypeError as error:
             raise InputError(f"backbone {name}: cannot be built with image size {image_size} ({error})") from error
