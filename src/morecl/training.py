@@ -16,7 +16,7 @@ from morecl.progress import EpochDone, Listener
 
 Batch = tuple[Tensor, ...]
 
-WARM_UP_STEPS = 3  # before a step is captured, as CUDA graphs want it
+WARM_UP_STEPS = 1  # before a step is captured, as CUDA graphs want it; the first batch went before that
 
 
 class ProtectedSGD(torch.optim.Optimizer):

@@ -14,7 +14,6 @@ import tiny
 from morecl import training
 from morecl.methods import METHODS, Learner
 from morecl.nn import gelu, network
-from morecl.nn.adapter import adapter_kernels
 from morecl.nn.backbone import load_backbone
 from morecl.random import generator
 from morecl.training import Batch
@@ -115,8 +114,7 @@ def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.
     assert graphs["unique_graphs"] == 11
 
 
-@pytest.mark.parametrize("part", ["adapter", "gelu"])
-def test_compiled_blocks_use_our_kernels_where_they_can(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a GPU would decide; something that is told apart stands for what only runs there."""
     torch._dynamo.reset()
     traced = network._compiled_block("aot_eager")
@@ -131,15 +129,15 @@ def test_compiled_blocks_use_our_kernels_where_they_can(part: str, monkeypatch: 
     plain = features(compiled=False)
     torch.testing.assert_close(features(compiled=True), plain)
     torch._dynamo.reset()
-    if part == "adapter":
-        pytest.importorskip("triton")
-        monkeypatch.setattr(adapter_kernels, "fits", lambda h, w1: True)
-        monkeypatch.setattr(adapter_kernels, "adapter", lambda h, *weights: 2 * h)
-    else:
-        monkeypatch.setattr(gelu, "pays", lambda x: True)
-        monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
+    monkeypatch.setattr(gelu, "pays", lambda x: True)
+    monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
     assert features(compiled=False).equal(plain)
     assert not features(compiled=True).allclose(plain, rtol=0.1)
+
+
+@pytest.mark.parametrize(("compile_", "used"), [("on", True), ("off", False)])
+def test_learners_use_kernels_where_they_compile(compile_: str, used: bool) -> None:
+    assert tiny.create("more", compile=compile_).network.kernels is used
 
 
 @needs_gpu

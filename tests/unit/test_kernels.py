@@ -1,19 +1,23 @@
-"""What compiled half-precision training computes in its own way, against float64."""
+"""What half-precision training on a GPU computes in its own way, against float64."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
-from morecl.nn.adapter import adapter_kernels
+from morecl.nn import fused
+from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
 from morecl.nn.gelu import Gelu, gelu
 from morecl.nn.network import AdaptedViT
@@ -22,85 +26,209 @@ from morecl.random import generator
 HERE = os.path.dirname(__file__)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-SHAPES = [(70, 128, 16), (600, 192, 64)]  # tokens, dimensions, bottleneck: no whole tile; more than one part
-ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # one rounding, and some sums
+
+# images, image size in patches of 4 pixels, dimensions, heads, bottleneck: tokens that fill a tile and a rest, no whole
+# tile, whole tiles alone (one token is the class's); all widths of a head, of the bottleneck and of fillings
+SHAPES = [(2, (8, 9), 192, 3, 64), (3, (2, 5), 128, 4, 20), (1, (7, 9), 64, 4, 128)]
+# In float32 all that is left are roundings of 6e-8 through two blocks: a wrong gradient of any part would be seen. Half
+# precision rounds activations to one part in 2000 (bfloat16: 250) some ten times a block, and neurons near zero open or
+# close, which is most of it: so these bounds are only for gross errors.
+ROUNDING = {torch.float32: 5e-6, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 
 
-def adapter_errors(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Largest relative errors (norm over norm) of an adapter's output and gradients against float64."""
-    count, dim, k = shape
-    draw = generator(0, "adapter")
-    h, g = (torch.randn(2, count // 2, dim, generator=draw).to(device, dtype) for _ in range(2))
-    shapes = {"w1": (k, dim), "b1": (k,), "w2": (dim, k), "b2": (dim,)}
-    weights = [(0.1 * torch.randn(shape, generator=draw)).to(device, dtype) for shape in shapes.values()]
-    results: list[list[Tensor]] = []
-    for exact in (False, True):
-        leaves = [(t.double() if exact else t).requires_grad_() for t in (h, *weights)]
-        x, w1, b1, w2, b2 = leaves
-        out = x + F.linear(F.relu(F.linear(x, w1, b1)), w2, b2) if exact else adapter_kernels.adapter(*leaves)
-        results.append([out, *torch.autograd.grad(out, leaves, g.to(out.dtype))])
-    pairs = zip(("out", "h", *shapes), *results, strict=True)
-    return {name: float((got.double() - want).norm() / want.norm()) for name, got, want in pairs}
+def known(x: Tensor) -> Tensor:
+    """Rounded to what all precisions know, so that they start from the same numbers."""
+    return x.bfloat16().float()
 
 
-@needs_triton
-def test_an_adapter_in_kernels_is_that_of_float64() -> None:
-    """By Triton's interpreter, which must be asked for before the kernels are made, and knows no bfloat16."""
-    program = f"""
-import sys, torch; sys.path[:0] = [{HERE!r}, {os.path.dirname(HERE)!r}]
-from test_kernels import ROUNDING, SHAPES, adapter_errors
-for dtype in (torch.float32, torch.float16):
-    for shape in SHAPES:
-        for name, error in adapter_errors(shape, dtype, "cpu").items():
-            assert error < ROUNDING[dtype], (shape, dtype, name, error)
-print("checked")
-"""
+def network(shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """Features and all gradients of a small random network: of the plain one in float64, else of the kernels."""
+    images, size, dim, heads, bottleneck = shape
+    exact = dtype == torch.float64
+    pixels = (4 * size[0], 4 * size[1])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vit = VisionTransformer(pixels, patch_size=4, embed_dim=dim, depth=2, num_heads=heads, num_classes=0)
+        for parameter in vit.parameters():  # large enough that no part is lost beside the others
+            parameter.data = known(0.1 * torch.randn(parameter.shape))
+    adapted = AdaptedViT(vit.to(device, torch.float64 if exact else None).eval(), dtype, kernels=True)
+    draw = generator(0, "kernels")
+    x = torch.randn(images, size[0] * size[1] + 1, dim, generator=draw)
+    places = adapted.depth * 2
+    shapes = {"w": (places + 1, dim), "v": (places + 1, dim)}
+    shapes |= {"w1": (places, bottleneck, dim), "b1": (places, bottleneck)}
+    shapes |= {"w2": (places, dim, bottleneck), "b2": (places, dim)}
+    parts = {name: 0.1 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    parts["w"] += 1
+    leaves = {name: known(part).to(device, torch.float64 if exact else torch.float32) for name, part in parts.items()}
+    leaves["x"] = known(x).to(device, dtype)
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    norms, adapters = (leaves["w"], leaves["v"]), AdapterWeights(*(leaves[name] for name in AdapterWeights._fields))
+    if exact:
+        features = adapted.trunk(leaves["x"], norms, adapters, plain=True)
+    else:
+        features = fused.trunk(leaves["x"], norms, adapters, adapted._frozen, heads, (1e-6, 1e-6)).float()
+    g = torch.randn(features.shape, generator=draw).to(features)
+    gradients = torch.autograd.grad(features, list(leaves.values()), g)
+    return {"features": features.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def errors(shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative errors (norm over norm) of the features and gradients against float64."""
+    exact, ours = network(shape, torch.float64, "cpu"), network(shape, dtype, device)
+    return {name: float((ours[name].cpu().double() - want).norm() / want.norm()) for name, want in exact.items()}
+
+
+def interpreted(program: str) -> None:
+    """Run by Triton's interpreter, which must be asked for before the kernels are made, and knows no bfloat16."""
+    start = f"import sys, torch; sys.path[:0] = [{HERE!r}, {os.path.dirname(HERE)!r}]\nfrom test_kernels import *\n"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", start + program + '\nprint("checked")'], env=environment, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "checked", done.stderr
 
 
 @needs_triton
-@pytest.mark.parametrize(("capability", "shared"), [(86, 99), (90, 227)])
-def test_the_kernels_compile_for_small_and_large_cards_and_fit_them(capability: int, shared: int) -> None:
+def test_the_trunk_in_kernels_is_that_of_float64() -> None:
+    interpreted("""
+for dtype in (torch.float32, torch.float16):
+    for shape in SHAPES if dtype == torch.float32 else SHAPES[:1]:
+        for name, error in errors(shape, dtype, "cpu").items():
+            assert error < ROUNDING[dtype], (shape, dtype, name, error)
+""")
+
+
+@needs_triton
+def test_nothing_is_kept_where_nothing_learns_and_the_features_are_the_same() -> None:
+    interpreted("""
+adapted = AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit, kernels=True)
+adapters, norms = adapted.new_adapters(16), adapted.new_norms()
+adapters.initialise(generator(0, "adapters"))
+torch.nn.init.normal_(adapters.w2, std=0.1, generator=generator(0, "w2"))
+tokens = torch.randn(3, 5, adapted.dim, generator=generator(0, "tokens"))
+rest = (norms.weight, norms.bias), adapters.weights(), adapted._frozen, adapted.block.attn.num_heads, (1e-6, 1e-6)
+with_gradient = fused.trunk(tokens, *rest)
+kept = []
+with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+    without = fused.trunk(tokens, *rest)
+assert without.equal(with_gradient) and not without.requires_grad and len(kept) < 10
+plain = adapted.trunk(tokens, norms, adapters.weights(), plain=True)
+torch.testing.assert_close(without, plain, rtol=1e-4, atol=1e-5)
+assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU they are not used
+""")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dim", "heads", "k", "capability", "shared"), [(192, 3, 64, 86, 99), (192, 3, 64, 90, 227), (384, 6, 128, 86, 99)]
+)
+def test_the_kernels_compile_for_small_and_large_cards_and_fit_them(
+    dim: int, heads: int, k: int, capability: int, shared: int
+) -> None:
     """``shared``: KiB of fast memory that a block may have, by NVIDIA's tables. No card is needed to compile."""
     from triton import compile as compiled
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    sizes = {"D": 128, "K": 128, "TILE": adapter_kernels.TILE, "CHUNK": adapter_kernels.CHUNK}
-    kernels = [(adapter_kernels._through_bottleneck, sizes | {"BACKWARD": backward}) for backward in (False, True)]
-    kernels.append((adapter_kernels._weight_gradients, sizes | {"PART": adapter_kernels.PART}))
-    kinds = {"sums": "*fp32"} | dict.fromkeys(("count", "in_d", "in_k", "out_d", "out_k"), "i32")
-    for kernel, constants in kernels:
+    from morecl.nn.kernels import adapter, attention, class_token, norm
+    from morecl.nn.kernels import gelu as gelu_kernels
+
+    tiles = {"D": dim, "K": k, "TILE": adapter.TILE, "CHUNK": adapter.CHUNK}
+    head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}
+    rows = {"D": dim, "WIDTH": 256 if dim == 192 else 512, "ROWS": norm.ROWS}
+    how = adapter._launch(dim)
+    kernels: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
+        (adapter._adapt, tiles | {"H": 0}, how),
+        (adapter._adapt, tiles | {"H": 4 * dim}, how),
+        (adapter._adapt_backward, tiles | {"WIDTH": 0}, how),
+        (adapter._adapt_backward, tiles | {"WIDTH": dim // heads}, how),
+        (adapter._adapter_gradients, tiles | {"PART": adapter.PART}, {}),
+        (attention._attend, head | {"REST": 16}, attention.FORWARD),
+        (attention._attend_backward, head | {"REST": 16}, attention.BACKWARD),
+        (class_token._attend_once, head, {}),
+        (class_token._attend_once_backward, head, {}),
+        (gelu_kernels._gelu_backward, {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}, {}),
+        (norm._norm, rows, {"num_warps": norm.WARPS}),
+        (norm._norm_backward, rows | {"PART": norm.PART, "PASSED": True}, {"num_warps": norm.WARPS}),
+    ]
+    kinds = dict.fromkeys(("sums", "moments", "logs", "delta", "norm_weight", "norm_bias"), "*fp32")
+    kinds |= {"count": "i32", "eps": "fp32"}
+    for kernel, constants, options in kernels:
         names = kernel.arg_names
         signature = {name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names}
         values = {(names.index(name),): value for name, value in constants.items()}
         aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name][0] == "*"}
-        result = compiled(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", capability, 32))
+        source = ASTSource(kernel, signature, values, aligned)
+        result = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert result.metadata.shared <= shared * 1024
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [*SHAPES, (2 * 64 * 197, 192, 64), (500, 384, 128)])
-def test_on_a_gpu_an_adapter_in_kernels_is_that_of_float64(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    for name, error in adapter_errors(shape, dtype, "cuda").items():
+@pytest.mark.parametrize("shape", [*SHAPES, (9, (14, 14), 384, 6, 64)])
+def test_on_a_gpu_the_trunk_in_kernels_is_that_of_float64(
+    shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtype
+) -> None:
+    for name, error in errors(shape, dtype, "cuda").items():
         assert error < ROUNDING[dtype], (name, error)
+    once, again = network(shape, dtype, "cuda"), network(shape, dtype, "cuda")
+    assert all(once[name].equal(again[name]) for name in once)  # bit by bit
 
 
 @needs_triton
-def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know() -> None:
-    def fits(dtype: torch.dtype, *shape: int, is_cuda: bool = True) -> bool:
-        tokens = SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
-        return bool(adapter_kernels.fits(tokens, torch.empty(shape)))  # type: ignore[arg-type]
+def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_is_able", lambda device: device == "able")
 
-    assert fits(torch.bfloat16, 64, 192) and fits(torch.float16, 16, 64)
-    assert not fits(torch.bfloat16, 64, 192, is_cuda=False)
-    assert not fits(torch.float32, 64, 192)
-    assert not fits(torch.bfloat16, 48, 192) and not fits(torch.bfloat16, 64, 200)
-    assert fits(torch.bfloat16, 128, 384) and not fits(torch.bfloat16, 128, 768)
-    assert not fits(torch.bfloat16, 2, 64, 192)  # of several tasks at once
+    class Tokens(SimpleNamespace):
+        def __len__(self) -> int:
+            return int(self.count)
+
+    def fits(dtype: torch.dtype, *shape: int, is_cuda: bool = True, device: str = "able", count: int = 2) -> bool:
+        tokens: Any = Tokens(is_cuda=is_cuda, dtype=dtype, device=device, count=count)
+        return fused.fits(tokens, AdapterWeights(torch.empty(shape), *[torch.empty(0)] * 3))
+
+    assert fits(torch.bfloat16, 24, 64, 192) and fits(torch.float16, 24, 16, 64) and fits(torch.bfloat16, 24, 128, 64)
+    assert not fits(torch.bfloat16, 24, 64, 192, is_cuda=False)
+    assert not fits(torch.bfloat16, 24, 64, 192, device="old")
+    assert not fits(torch.bfloat16, 24, 64, 192, count=0)
+    assert not fits(torch.float32, 24, 64, 192)
+    assert not fits(torch.bfloat16, 24, 144, 192)
+    assert not fits(torch.bfloat16, 24, 5, 64, 192)  # of several tasks at once
+
+
+@needs_triton
+def test_only_blocks_that_are_put_together_in_kernels_suit_them() -> None:
+    def block(dim: int = 192, heads: int = 3, **changes: Any) -> Any:
+        return VisionTransformer(8, 4, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, **changes).blocks[0]
+
+    assert fused.suits(block()) and fused.suits(block(384, 6)) and fused.suits(block(64, 4))
+    assert not fused.suits(block(768, 12))
+    assert not fused.suits(block(96, 3)) and not fused.suits(block(256, 2))  # 96 dimensions; heads of 128
+    assert not fused.suits(block(qkv_bias=False)) and not fused.suits(block(qk_norm=True))
+    assert not fused.suits(block(init_values=0.1)) and not fused.suits(block(act_layer="relu"))
+    assert not fused.suits(block(act_layer="gelu_tanh"))
+
+
+@needs_triton
+def test_a_network_uses_the_kernels_where_it_is_asked_to_and_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a GPU would decide; something that is told apart stands for what only runs there."""
+    vit = load_backbone("vit_mini_patch4_32", image_size=8).vit
+    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "trunk", lambda x, *rest: torch.full((len(x), x.shape[2]), 7.0))
+    tokens = torch.randn(3, 5, 192)
+
+    def by_kernels(kernels: bool, **how: Any) -> bool:
+        adapted = AdaptedViT(copy.deepcopy(vit), kernels=kernels)
+        adapters = adapted.new_adapters(16).weights()
+        with torch.no_grad():
+            return bool((adapted.trunk(tokens, adapted.new_norms(), adapters, **how) == 7).all())
+
+    assert by_kernels(True)
+    assert not by_kernels(False) and not by_kernels(True, plain=True)
+    vit.blocks[1].norm1.eps = 1e-3
+    assert not by_kernels(True)
 
 
 def test_gelu_is_that_of_float64() -> None:
@@ -116,21 +244,23 @@ def test_gelu_is_that_of_float64() -> None:
 
 
 @needs_gpu
-def test_on_a_gpu_compiled_training_in_bfloat16_is_near_the_plain_one() -> None:
+@pytest.mark.parametrize("how", ["kernels", "compiled"])
+def test_on_a_gpu_fast_training_in_bfloat16_is_near_the_plain_one(how: str) -> None:
     """Gradients of the first norms and adapters are behind the roundings of six blocks, of 0.4 % each, and so one to
     three percent from those of float32. The fast path must be as near as the plain one in the same precision; a draw
     of other roundings makes a third of that more or less."""
     backbone = load_backbone("vit_mini_patch4_32")
     images = torch.randn(8, 3, 32, 32, generator=generator(0, "images")).cuda()
     results = []
-    for dtype, compiled in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
-        vit = AdaptedViT(backbone.vit.cuda(), dtype)
+    for dtype, fast in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        vit = AdaptedViT(backbone.vit.cuda(), dtype, kernels=fast and how == "kernels")
         adapters, norms = vit.new_adapters(64).cuda(), vit.new_norms().cuda()
         adapters.initialise(generator(0, "adapters"))
         torch.nn.init.normal_(adapters.w2, std=0.02, generator=torch.Generator("cuda").manual_seed(0))
+        compiled = fast and how == "compiled"
         features = vit.trunk(vit.stem(images), norms, adapters.weights(), compiled=compiled)
         gradients = torch.autograd.grad(features.square().sum(), [*norms.parameters(), *adapters.parameters()])
         results.append([features.detach(), *gradients])
-    for exact, plain, fast in zip(*results, strict=True):
-        plain_error, fast_error = ((value - exact).norm() / exact.norm() for value in (plain, fast))
+    for exact, plain, fast_ in zip(*results, strict=True):
+        plain_error, fast_error = ((value - exact).norm() / exact.norm() for value in (plain, fast_))
         assert fast_error < 2 * plain_error

@@ -29,11 +29,11 @@ from morecl.progress import EpochDone
 
 # the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, torch.compile, ATen and our own
 GROUPS = {
-    "attention": r"sdpa|flash|fmha|attention|cudnn::fusion",
+    "attention": r"_attend|sdpa|flash|fmha|attention|cudnn::fusion",
     "GELU": r"gelu|exp2",
-    "adapters": r"through_bottleneck|weight_gradients",
+    "adapters": r"_adapt",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|::(add|b|bad{1,2}b)?mm|mkldnn|mkl_|::linear|gemv|dot_kernel",
-    "norms, sums, activations (compiled)": r"^triton_",
+    "norms, sums, activations": r"^triton_|norm",
     "copies": r"memcpy|memset|copy",
     "the rest": r"",
 }

@@ -205,7 +205,7 @@ def training_flop(learner: More) -> float:
     tokens = learner.prepare(made_up_images(8)).range(0, 8)
     with FlopCounterMode(display=False) as counter:
         weights = learner.adapters.weights(*split(net.embedding, config.bottleneck))
-        net.head(learner.network.trunk(tokens, net.norms, weights, learner.body)).sum().backward()
+        net.head(learner.network.trunk(tokens, net.norms, weights, learner.body, plain=True)).sum().backward()
     learner.model.zero_grad()
     replayed = config.memory_batch_size / config.batch_size
     return counter.get_total_flops() / 8 * (1 + replayed)

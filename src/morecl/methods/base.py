@@ -91,7 +91,7 @@ class Learner(ABC):
         self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
         self._derived: dict[str, Any] = {}  # what methods compute from what was learned; dropped when that changes
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
-        self.network = AdaptedViT(self.backbone.vit, self.dtype, frozen=config.freeze_backbone)
+        self.network = AdaptedViT(self.backbone.vit, self.dtype, frozen=config.freeze_backbone, kernels=self.compiled)
         self.model = nn.ModuleDict()  # all that is learned, but for the memory
         self._reset()
 

@@ -158,7 +158,7 @@ class Owm(SingleHeadLearner):
         slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
         handles = [slot.register_forward_pre_hook(keep) for slot in slots]
         try:
-            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body)
+            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body, plain=True)
         finally:
             for handle in handles:
                 handle.remove()

@@ -16,13 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-try:
-    from morecl.nn import adapter_kernels
-except ModuleNotFoundError as error:  # torch for a CPU, or a system without Triton
-    if error.name != "triton":
-        raise
-    adapter_kernels = None  # type: ignore[assignment]
-
 WIDTH_STEP = 16  # folded adapters are cut to a multiple of this, a width that matrix units like
 
 
@@ -100,8 +93,6 @@ class AdapterSlot(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         if self.w1.numel() == 0:
             return h
-        if torch.compiler.is_compiling() and adapter_kernels and adapter_kernels.fits(h, self.w1):
-            return adapter_kernels.adapter(h, self.w1, self.b1, self.w2, self.b2)
         if self.w1.dim() == 2:
             return h + F.linear(F.relu(F.linear(h, self.w1, self.b1)), self.w2, self.b2)
         flat = h.reshape(self.w1.shape[0], -1, h.shape[-1])  # (G, B L, D)

@@ -10,12 +10,13 @@ from typing import cast
 
 import torch
 from timm.layers import Attention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from morecl.errors import InputError
+from morecl.nn import fused
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
 from morecl.nn.gelu import Gelu
 
@@ -68,12 +69,21 @@ class AdaptedViT:
     handed in on every call like norms and adapters; what goes into :meth:`trunk` are then the images.
 
     ``dtype`` is what the blocks compute in. Parameters that are trained stay float32 and are cast on the way in.
+    With ``kernels``, :mod:`morecl.nn.fused` takes over wherever it can.
     """
 
-    def __init__(self, vit: VisionTransformer, dtype: torch.dtype = torch.float32, *, frozen: bool = True):
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        dtype: torch.dtype = torch.float32,
+        *,
+        frozen: bool = True,
+        kernels: bool = False,
+    ):
         self.vit = vit
         self.dtype = dtype
         self.frozen = frozen
+        self.kernels = kernels
         self.dim: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
@@ -91,6 +101,8 @@ class AdaptedViT:
         if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
             raise InputError("the backbone's norms are not LayerNorms; each task's own copy cannot be made")
         self._norms = Norms(torch.stack([n.weight for n in norms]), torch.stack([n.bias for n in norms]))
+        eps = {norm.eps for norm in norms[:-1]}
+        self._fused = kernels and self._last_block is not None and len(eps) == 1 and all(map(fused.suits, vit.blocks))
 
     def new_adapters(self, bottleneck: int) -> Adapters:
         """Two adapters for each block."""
@@ -134,6 +146,7 @@ class AdaptedViT:
         body: VisionTransformer | None = None,
         *,
         compiled: bool = False,
+        plain: bool = False,
     ) -> Tensor:
         """The rest: blocks and last norm. (B, L, D) -> features (B, D), float32.
 
@@ -141,10 +154,16 @@ class AdaptedViT:
             norms: those of a task; the backbone's own if not given.
             adapters: see :class:`AdapterWeights`; none if not given.
             body: a trained copy of the backbone, whose stem and blocks are used; then ``prefix`` are the images.
-            compiled: run the blocks through ``torch.compile``, all but a last one that is left to the class token.
+            compiled: run the blocks through ``torch.compile``, all but a last one that is left to the class token;
+                unless our own kernels do it (``kernels`` of the network, :mod:`morecl.nn.fused`).
+            plain: use no kernels of our own, so that what is inside can be watched.
         """
         norms = norms or self._norms
         weight, bias = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
+        if self._fused and not plain and body is None and adapters is not None and fused.fits(prefix, adapters):
+            first = cast(Block, self.vit.blocks[0])
+            eps = first.norm1.eps, getattr(self.vit, self.last_norm).eps
+            return fused.trunk(prefix, (weight, bias), adapters, self._frozen, first.attn.num_heads, eps).float()
         weights, biases = weight.to(self.dtype).unbind(0), bias.to(self.dtype).unbind(0)
         parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
         run = _compiled_block() if compiled else _run_block

@@ -1,0 +1,300 @@
+"""An adapter, the sum behind it and the norm that follows, in one kernel forward and two backward.
+
+For N tokens of D dimensions, a bottleneck of K, and a product y whose frozen bias b is still missing, ``h = y + b``:
+
+- forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and x' normed, tile by tile;
+- backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``;
+- gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (what is missing is ``db1 b'``), ``db2 = sum d``,
+  ``db1 = sum p``, summed over 576 tokens at a time; these sums are added up later, in a fixed order.
+
+Torch's compiler makes some twenty products and sums of this. Products are accumulated in float32 and rounded once, not
+after every operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from morecl.nn.kernels.gelu import normal
+
+TILE = 64  # tokens at a time
+CHUNK = 64  # dimensions at a time
+PART = 9 * TILE  # tokens whose share of the weights' gradients is summed by one processor
+WIDTHS = (64, 128)  # of the bottleneck
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Weights in half precision: w1 (K, D), b1 (K,), w2 (D, K), b2 (D,)."""
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+def forward(
+    y: Tensor,
+    x: Tensor,
+    bias: Tensor,
+    adapter: Adapter,
+    norm: tuple[Tensor, Tensor],
+    eps: float,
+    product: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """y (N, D), x (N, D), b (D,) -> y, r (N, K), x' (N, D), that normed (N, D), and its mean and 1 / sd (2, N).
+
+    ``product``: a weight W (D, H) and a bias (H,), if ``y = gelu(u + bias) W'`` is still to be made of u (N, H).
+    """
+    (count, dim), k = x.shape, adapter.b1.shape[0]
+    u, (weight, inner) = y, product or (y, y)
+    y = y if product is None else torch.empty_like(x)
+    r, total, normed = x.new_empty(count, k), torch.empty_like(x), torch.empty_like(x)
+    moments = norm[0].new_empty(2, count)
+    _adapt[(triton.cdiv(count, TILE),)](
+        u, weight, inner, y, x, bias, adapter.w1, adapter.b1, adapter.w2, adapter.b2, *norm, r, total, normed, moments,
+        count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **_launch(dim),
+    )  # fmt: skip
+    return y, r, total, normed, moments
+
+
+def backward(d: Tensor, r: Tensor, adapter: Adapter) -> tuple[Tensor, Tensor]:
+    """d (N, D), r (N, K) -> p (N, K), dh (N, D)."""
+    p, dh, _ = _backward(d, r, adapter, d, d, 0)
+    return p, dh
+
+
+def backward_to_heads(
+    d: Tensor, r: Tensor, adapter: Adapter, projection: Tensor, seen: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d (N, D), r (N, K), W (D, D), a (N, D) -> p (N, K), e = dh W (N, D), sum(e a) over each head (N, heads)."""
+    return _backward(d, r, adapter, projection, seen, heads)
+
+
+def _backward(
+    d: Tensor, r: Tensor, adapter: Adapter, projection: Tensor, seen: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    (count, dim), k = d.shape, r.shape[1]
+    p, out = torch.empty_like(r), torch.empty_like(d)
+    delta = d.new_empty(count, heads, dtype=torch.float32)
+    _adapt_backward[(triton.cdiv(count, TILE),)](
+        d, r, adapter.w1, adapter.w2, projection, seen, p, out, delta, count,
+        dim, k, TILE, CHUNK, dim // heads if heads else 0, **_launch(dim),
+    )  # fmt: skip
+    return p, out, delta
+
+
+def _launch(dim: int) -> dict[str, int]:
+    return {"num_warps": 4, "num_stages": 2, "maxnreg": 168} if dim <= 256 else {"num_warps": 8, "num_stages": 2}
+
+
+def gradients(d: Tensor, r: Tensor, y: Tensor, p: Tensor, sums: Tensor) -> None:
+    """Those of the weights are put into ``sums``, of shape :func:`parts`."""
+    (count, dim), k = y.shape, r.shape[1]
+    _adapter_gradients[(dim // CHUNK, sums.shape[0])](d, r, y, p, sums, count, dim, k, PART, TILE, CHUNK)
+
+
+def parts(count: int, dim: int, k: int) -> tuple[int, int]:
+    """Shape of an adapter's sums: a row for each part of the tokens, in it dW2 (D, K), dW1 (K, D), db2 (D), db1 (K)."""
+    return triton.cdiv(count, PART), 2 * dim * k + dim + k
+
+
+@triton.jit(do_not_specialize=["count"])
+def _adapt(
+    u,
+    weight,
+    inner,
+    y,
+    x,
+    bias,
+    w1,
+    b1,
+    w2,
+    b2,
+    norm_weight,
+    norm_bias,
+    r,
+    total,
+    normed,
+    moments,
+    count,
+    eps,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A tile of y if there is an inner dimension H, of r, x', that normed, and its moments."""
+    half: tl.constexpr = x.dtype.element_ty
+    first, rows = tl.program_id(0) * TILE, tl.arange(0, TILE)
+    row = rows[:, None]
+    inside = first + row < count
+    k, chunk = tl.arange(0, K), tl.arange(0, CHUNK)
+    offset = first.to(tl.int64) * D
+    y += offset
+    x += offset
+    total += offset
+    normed += offset
+    r += first.to(tl.int64) * K
+
+    ys = ()
+    if H > 0:
+        u += first.to(tl.int64) * H
+        for c in tl.static_range(D // CHUNK):
+            ys = ys + (tl.zeros((TILE, CHUNK), tl.float32),)
+        for start in range(0, H, CHUNK):
+            at = tl.load(u + row * H + start + chunk[None, :], mask=inside, other=0.0).to(tl.float32)
+            at += tl.load(inner + start + chunk)[None, :].to(tl.float32)
+            active = (at * normal(at)[0]).to(half)
+            grown = ()
+            for c in tl.static_range(D // CHUNK):
+                w = tl.load(weight + (c * CHUNK + chunk)[None, :] * H + start + chunk[:, None])
+                grown = grown + (tl.dot(active, w, ys[c]),)
+            ys = grown
+
+    hs = ()
+    narrow = tl.zeros((TILE, K), tl.float32)
+    for c in tl.static_range(D // CHUNK):
+        d = c * CHUNK + chunk
+        if H > 0:
+            tl.store(y + row * D + d[None, :], ys[c].to(half), mask=inside)
+            h = ys[c]
+        else:
+            h = tl.load(y + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+        h = (h + tl.load(bias + d)[None, :].to(tl.float32)).to(half)
+        narrow = tl.dot(h, tl.load(w1 + k[None, :] * D + d[:, None]), narrow)
+        hs = hs + (h,)
+    narrow = tl.maximum(narrow + tl.load(b1 + k)[None, :].to(tl.float32), 0.0).to(half)
+    tl.store(r + row * K + k[None, :], narrow, mask=inside)
+
+    xs = ()
+    mean = tl.zeros((TILE,), tl.float32)
+    for c in tl.static_range(D // CHUNK):
+        d = c * CHUNK + chunk
+        value = hs[c].to(tl.float32) + tl.load(x + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(b2 + d)[None, :].to(tl.float32)
+        value = tl.dot(narrow, tl.load(w2 + d[None, :] * K + k[:, None]), value).to(half)
+        tl.store(total + row * D + d[None, :], value, mask=inside)
+        mean += tl.sum(value.to(tl.float32), 1) / D
+        xs = xs + (value,)
+    variance = tl.zeros((TILE,), tl.float32)
+    for c in tl.static_range(D // CHUNK):
+        centred = xs[c].to(tl.float32) - mean[:, None]
+        variance += tl.sum(centred * centred, 1) / D
+    scale = tl.rsqrt(variance + eps)
+    tl.store(moments + first + rows, mean, mask=first + rows < count)
+    tl.store(moments + count + first + rows, scale, mask=first + rows < count)
+    for c in tl.static_range(D // CHUNK):
+        d = c * CHUNK + chunk
+        z = (xs[c].to(tl.float32) - mean[:, None]) * scale[:, None]
+        n = z * tl.load(norm_weight + d)[None, :] + tl.load(norm_bias + d)[None, :]
+        tl.store(normed + row * D + d[None, :], n.to(half), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _adapt_backward(
+    g,
+    r,
+    w1,
+    w2,
+    projection,
+    seen,
+    p,
+    out,
+    delta,
+    count,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """A tile of p and dh, from the gradient g of x'; with heads of some WIDTH, of e and its sums in place of dh."""
+    half: tl.constexpr = g.dtype.element_ty
+    first, row = tl.program_id(0) * TILE, tl.arange(0, TILE)[:, None]
+    inside = first + row < count
+    k, chunk = tl.arange(0, K), tl.arange(0, CHUNK)
+    g += first.to(tl.int64) * D
+    out += first.to(tl.int64) * D
+    r += first.to(tl.int64) * K
+    p += first.to(tl.int64) * K
+    gs = ()
+    narrow = tl.zeros((TILE, K), tl.float32)
+    for c in tl.static_range(D // CHUNK):
+        d = c * CHUNK + chunk
+        value = tl.load(g + row * D + d[None, :], mask=inside, other=0.0)
+        narrow = tl.dot(value, tl.load(w2 + d[:, None] * K + k[None, :]), narrow)
+        gs = gs + (value,)
+    opened = tl.load(r + row * K + k[None, :], mask=inside, other=0.0) > 0
+    narrow = tl.where(opened, narrow, 0.0).to(half)
+    tl.store(p + row * K + k[None, :], narrow, mask=inside)
+    dhs = ()
+    for c in tl.static_range(D // CHUNK):
+        d = c * CHUNK + chunk
+        dh = tl.dot(narrow, tl.load(w1 + k[:, None] * D + d[None, :]), gs[c].to(tl.float32)).to(half)
+        if WIDTH > 0:
+            dhs = dhs + (dh,)
+        else:
+            tl.store(out + row * D + d[None, :], dh, mask=inside)
+    if WIDTH > 0:
+        seen += first.to(tl.int64) * D
+        delta += first.to(tl.int64) * (D // WIDTH)
+        heads: tl.constexpr = CHUNK // WIDTH
+        for c in tl.static_range(D // CHUNK):
+            d = c * CHUNK + chunk
+            e = tl.zeros((TILE, CHUNK), tl.float32)
+            for b in tl.static_range(D // CHUNK):
+                e = tl.dot(dhs[b], tl.load(projection + (b * CHUNK + chunk)[:, None] * D + d[None, :]), e)
+            rounded = e.to(half)
+            tl.store(out + row * D + d[None, :], rounded, mask=inside)
+            a = tl.load(seen + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+            share = tl.sum(tl.reshape(rounded.to(tl.float32) * a, (TILE, heads, WIDTH)), 2)
+            tl.store(delta + row * (D // WIDTH) + c * heads + tl.arange(0, heads)[None, :], share, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _adapter_gradients(
+    g,
+    r,
+    y,
+    p,
+    sums,
+    count,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    PART: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A chunk of the sums over one part of the tokens, from the gradient g of x'."""
+    d = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    part = tl.program_id(1)
+    k = tl.arange(0, K)
+    dw2, dw1 = tl.zeros((CHUNK, K), tl.float32), tl.zeros((CHUNK, K), tl.float32)
+    db2, db1 = tl.zeros((TILE, CHUNK), tl.float32), tl.zeros((TILE, K), tl.float32)
+    row = tl.arange(0, TILE)[:, None]
+    g += part.to(tl.int64) * PART * D
+    y += part.to(tl.int64) * PART * D
+    r += part.to(tl.int64) * PART * K
+    p += part.to(tl.int64) * PART * K
+    for start in range(0, PART, TILE):
+        inside = part * PART + start + row < count
+        wide, narrow = (start + row) * D + d[None, :], (start + row) * K + k[None, :]
+        gs, ys = tl.load(g + wide, mask=inside, other=0.0), tl.load(y + wide, mask=inside, other=0.0)
+        rs, ps = tl.load(r + narrow, mask=inside, other=0.0), tl.load(p + narrow, mask=inside, other=0.0)
+        dw2 = tl.dot(tl.trans(gs), rs, dw2)
+        dw1 = tl.dot(tl.trans(ys), ps, dw1)
+        db2 += gs.to(tl.float32)
+        db1 += ps.to(tl.float32)
+    sums += part * (2 * D * K + D + K)
+    tl.store(sums + d[:, None] * K + k[None, :], dw2)
+    tl.store(sums + D * K + k[None, :] * D + d[:, None], dw1)
+    tl.store(sums + 2 * D * K + d, tl.sum(db2, 0))
+    if tl.program_id(0) == 0:
+        tl.store(sums + 2 * D * K + D + k, tl.sum(db1, 0))

@@ -1,0 +1,252 @@
+"""Attention of the N = B L tokens of B images, straight from the product that gives queries, keys and values.
+
+``S = Q K' / sqrt(W)``, ``P = softmax(S)``, ``O = P V`` for each head of width W; backward, with ``delta = sum(O dO)``:
+``dV = P' dO``, ``dS = P (dO V' - delta)``, ``dQ = dS K / sqrt(W)``, ``dK = dS' Q / sqrt(W)``. P is never stored but
+made again from S and the logarithm of its sum.
+
+Libraries' kernels are made for long sequences; for the 197 tokens of an image their gradient takes three kernels and
+puts dQ, dK and dV in three places, from where they have to be brought together. Here it is one kernel that writes where
+the next product reads. Tokens are taken 64 at a time, and the few that are left over in a smaller tile.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64  # tokens at a time
+WIDTHS = (16, 32, 64)  # of a head
+FORWARD = {"num_stages": 2}
+BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a processor of an H200 works at three tiles at once
+LOG2_E = tl.constexpr(1 / math.log(2))
+
+
+def forward(qkv: Tensor, images: int, heads: int) -> tuple[Tensor, Tensor]:
+    """qkv (N, 3 D) -> O (N, D), and the logarithms to base 2 of the sums that P was divided by (N, heads)."""
+    count, dim = qkv.shape[0], qkv.shape[1] // 3
+    out, logs = qkv.new_empty(count, dim), qkv.new_empty(count, heads, dtype=torch.float32)
+    length = count // images
+    _attend[(triton.cdiv(length, TILE), images * heads)](
+        qkv, out, logs, heads, dim // heads, length, TILE, _rest(length), **FORWARD
+    )
+    return out, logs
+
+
+def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -> Tensor:
+    """The gradient of qkv (N, 3 D), given that of O (N, D) and delta (N, heads)."""
+    (count, dim), heads = g.shape, logs.shape[1]
+    length, gradient = count // images, torch.empty_like(qkv)
+    _attend_backward[(triton.cdiv(length, TILE), images * heads)](
+        g, delta, qkv, logs, gradient, heads, dim // heads, length, TILE, _rest(length), **BACKWARD
+    )
+    return gradient
+
+
+def _rest(length: int) -> int:
+    """Size of the tile for the tokens that are left over, if any."""
+    rest = length % TILE
+    return max(16, triton.next_power_of_2(rest)) if rest else 0
+
+
+@triton.jit
+def _rows(pointer, first, stride, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """(SIZE, WIDTH) from row ``first`` on; zero behind the last."""
+    row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
+    return tl.load(pointer + row * stride + column, mask=row < LENGTH, other=0.0)
+
+
+@triton.jit
+def _store_rows(pointer, first, stride, value, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
+    tl.store(pointer + row * stride + column, value.to(pointer.dtype.element_ty), mask=row < LENGTH)
+
+
+@triton.jit
+def _attend_to(q, keys, values, first, total, top, out, stride, LENGTH, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Softmax and sum go on over the keys and values from ``first`` on."""
+    k, v = _rows(keys, first, stride, LENGTH, SIZE, WIDTH), _rows(values, first, stride, LENGTH, SIZE, WIDTH)
+    s = tl.dot(q, tl.trans(k)) * (LOG2_E / tl.sqrt(1.0 * WIDTH))
+    s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
+    higher = tl.maximum(top, tl.max(s, 1))
+    p, shrink = tl.exp2(s - higher[:, None]), tl.exp2(top - higher)
+    out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
+    return total * shrink + tl.sum(p, 1), higher, out
+
+
+@triton.jit
+def _attend_from(
+    first,
+    qkv,
+    o,
+    logs,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TILE: tl.constexpr,
+    REST: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """O and logs for SIZE queries of one head of one image."""
+    image, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    dim: tl.constexpr = HEADS * WIDTH
+    stride: tl.constexpr = 3 * dim
+    token = image.to(tl.int64) * LENGTH
+    qkv += token * stride + head * WIDTH
+    q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
+    total, top = tl.zeros((SIZE,), tl.float32), tl.full((SIZE,), float("-inf"), tl.float32)
+    out = tl.zeros((SIZE, WIDTH), tl.float32)
+    whole: tl.constexpr = LENGTH // TILE * TILE
+    for start in range(0, whole, TILE):
+        total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, start, total, top, out, stride, LENGTH, TILE, WIDTH)
+    if REST:
+        total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, whole, total, top, out, stride, LENGTH, REST, WIDTH)
+    _store_rows(o + token * dim + head * WIDTH, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH)
+    row = first + tl.arange(0, SIZE)
+    tl.store(logs + (token + row) * HEADS + head, top + tl.log2(total), mask=row < LENGTH)
+
+
+@triton.jit
+def _attend(
+    qkv,
+    o,
+    logs,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TILE: tl.constexpr,
+    REST: tl.constexpr,
+):
+    whole: tl.constexpr = LENGTH // TILE
+    tile = tl.program_id(0)
+    if tile < whole:
+        _attend_from(tile * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+    elif REST:
+        _attend_from(whole * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+
+
+@triton.jit
+def _from_queries(
+    k,
+    v,
+    dk,
+    dv,
+    queries,
+    g,
+    delta,
+    logs,
+    first,
+    scale,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """dK and dV go on over the queries from ``first`` on."""
+    q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH)
+    do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH)
+    row = first + tl.arange(0, SIZE)
+    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=float("inf"))  # so that p is zero behind the last query
+    p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # transposed: keys x queries
+    dv = tl.dot(p.to(do.dtype), do, dv)
+    ds = p * (tl.dot(v, tl.trans(do)) - tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)[None, :])
+    return tl.dot(ds.to(q.dtype), q, dk), dv
+
+
+@triton.jit
+def _from_keys(
+    q,
+    do,
+    log,
+    delta,
+    dq,
+    keys,
+    first,
+    scale,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """dQ goes on over the keys from ``first`` on. Those behind the last are zero and add nothing."""
+    dim: tl.constexpr = HEADS * WIDTH
+    k = _rows(keys, first, 3 * dim, LENGTH, SIZE, WIDTH)
+    v = _rows(keys + dim, first, 3 * dim, LENGTH, SIZE, WIDTH)
+    p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None])
+    ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+    return tl.dot(ds.to(k.dtype), k, dq)
+
+
+@triton.jit
+def _gradients_of(
+    first,
+    g,
+    delta,
+    qkv,
+    logs,
+    gradient,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TILE: tl.constexpr,
+    REST: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """The gradient of SIZE queries, keys and values of one head of one image."""
+    image, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    dim: tl.constexpr = HEADS * WIDTH
+    stride: tl.constexpr = 3 * dim
+    whole: tl.constexpr = LENGTH // TILE * TILE
+    token = image.to(tl.int64) * LENGTH
+    qkv += token * stride + head * WIDTH
+    gradient += token * stride + head * WIDTH
+    g += token * dim + head * WIDTH
+    delta += token * HEADS + head
+    logs += token * HEADS + head
+    unit = 1 / tl.sqrt(1.0 * WIDTH)
+    scale = LOG2_E * unit
+
+    k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH)
+    v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH)
+    dk, dv = tl.zeros((SIZE, WIDTH), tl.float32), tl.zeros((SIZE, WIDTH), tl.float32)
+    for start in range(0, whole, TILE):
+        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE)
+    if REST:
+        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, whole, scale, HEADS, WIDTH, LENGTH, REST)
+    _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH)
+    _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH)
+
+    q, do = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH), _rows(g, first, dim, LENGTH, SIZE, WIDTH)
+    row = first + tl.arange(0, SIZE)
+    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=0.0)
+    at = tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)
+    dq = tl.zeros((SIZE, WIDTH), tl.float32)
+    for start in range(0, whole, TILE):
+        dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE)
+    if REST:
+        dq = _from_keys(q, do, log, at, dq, qkv + dim, whole, scale, HEADS, WIDTH, LENGTH, REST)
+    _store_rows(gradient, first, stride, dq * unit, LENGTH, SIZE, WIDTH)
+
+
+@triton.jit
+def _attend_backward(
+    g,
+    delta,
+    qkv,
+    logs,
+    gradient,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TILE: tl.constexpr,
+    REST: tl.constexpr,
+):
+    whole: tl.constexpr = LENGTH // TILE
+    tile = tl.program_id(0)
+    if tile < whole:
+        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+    elif REST:
+        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
