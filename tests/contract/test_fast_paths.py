@@ -88,6 +88,7 @@ def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatc
 def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward as ``torch.compile`` traces them, run without code generation, and once for all blocks."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     traced = network._compiled_block("aot_eager")
     monkeypatch.setattr(network, "_compiled_block", lambda: traced)
     vit = network.AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit)

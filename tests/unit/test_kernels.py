@@ -121,6 +121,34 @@ assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU
 
 
 @needs_triton
+def test_how_numbers_lie_in_memory_does_not_matter() -> None:
+    """Folded adapters are transposed, gradients of sums are expanded, tokens may be cut out of something larger."""
+    interpreted("""
+adapted = AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit, kernels=True)
+adapters, norms = adapted.new_adapters(64), adapted.new_norms()
+for part in adapters.parameters():
+    torch.nn.init.normal_(part, std=0.1, generator=generator(0, "adapters"))
+every = torch.ones(12, 64), torch.ones(12, adapted.dim)
+folded = AdapterWeights(*(part[:, 0] for part in adapters.folded([every])))
+assert not folded.w2.is_contiguous()
+tokens = torch.randn(3, 5, 2 * adapted.dim, generator=generator(0, "tokens"))[..., ::2].requires_grad_()
+rest = adapted._frozen, adapted.block.attn.num_heads, (1e-6, 1e-6)
+gradients = []
+for x, weights, turned in ((tokens, folded, True), (tokens.detach().clone().requires_grad_(), adapters.weights(), False)):
+    w, v = (part.detach().clone().requires_grad_() for part in norms.parameters())
+    if turned:
+        features = fused.trunk(x, (w.t().contiguous().t(), v), weights, *rest)
+        features.sum().backward()
+    else:
+        features = fused.trunk(x, (w, v), weights, *rest)
+        features.backward(torch.ones_like(features))
+    gradients.append([features.detach(), x.grad, w.grad, v.grad])
+for one, other in zip(*gradients, strict=True):
+    assert one.equal(other)
+""")
+
+
+@needs_triton
 @pytest.mark.parametrize(
     ("dim", "heads", "k", "capability", "shared"), [(192, 3, 64, 86, 99), (192, 3, 64, 90, 227), (384, 6, 128, 86, 99)]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -32,16 +32,22 @@ def wait_for(device: torch.device) -> None:
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median time of ``work`` after two runs to warm up."""
-    for _ in range(2):
-        work()
-    times = []
-    for _ in range(repeats):
-        wait_for(device)
-        started = time.perf_counter()
-        work()
-        wait_for(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return in_turn([work], device, repeats)[0]
+
+
+def in_turn(works: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Median time of each, after two runs to warm up: one after the other, again and again, so that what changes
+    meanwhile is the same for all."""
+    times: list[list[float]] = [[] for _ in works]
+    for repeat in range(2 + repeats):
+        for work, taken in zip(works, times, strict=True):
+            wait_for(device)
+            started = time.perf_counter()
+            work()
+            wait_for(device)
+            if repeat >= 2:
+                taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in times]
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ A learner with T tasks is made by growing it, which costs nothing, so that T = 2
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from morecl.bench.common import (
     CLASSES_PER_TASK,
     Measured,
+    in_turn,
     made_up_images,
     place_of,
     seconds,
@@ -28,6 +30,7 @@ from morecl.bench.common import (
 from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
+from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone
 
 
@@ -164,11 +167,16 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
     device = learner.device
     one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
-    together = seconds(lambda: learner.score(learner.embed_all(one)), device, size.repeats)
-    separate = seconds(lambda: learner.score(_one_by_one(learner, one)), device, size.repeats)
-    repeats = max(1, size.repeats // 5)
-    batch = seconds(lambda: learner.score(learner.embed_all(many)), device, repeats)
-    batch_separate = seconds(lambda: learner.score(_one_by_one(learner, many)), device, repeats)
+
+    def answer(way: Callable[[Tokens], list[Tensor]], tokens: Tokens) -> None:
+        learner.score(way(tokens))
+
+    def answers(tokens: Tokens, repeats: int) -> list[float]:
+        ways = (learner.embed_all, functools.partial(_one_by_one, learner))
+        return in_turn([functools.partial(answer, way, tokens) for way in ways], device, repeats)
+
+    together, separate = answers(one, size.repeats)
+    batch, batch_separate = answers(many, max(1, size.repeats // 5))
     before = dict(learner.seconds)
     learner.learn_task(images, [f"new{i % CLASSES_PER_TASK}" for i in range(len(images))])
     return AtTasks(
@@ -182,7 +190,7 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     )
 
 
-def _one_by_one(learner: MaskedLearner, tokens: Any) -> list[Tensor]:
+def _one_by_one(learner: MaskedLearner, tokens: Tokens) -> list[Tensor]:
     return [learner.embed(tokens, network) for network in learner.networks()]
 
 

@@ -114,9 +114,10 @@ class _Trunk(torch.autograd.Function):
         learns: bool,
     ) -> Tensor:
         images, dim = x.shape[0], x.shape[2]
-        halves = [part.to(x.dtype) for part in (w1, b1, w2, b2)]
+        halves = [part.to(x.dtype).contiguous() for part in (w1, b1, w2, b2)]
+        norm_weight, norm_bias = norm_weight.float().contiguous(), norm_bias.float().contiguous()
         adapters, norms = _each(halves), list(zip(norm_weight.unbind(), norm_bias.unbind(), strict=True))
-        x = x.reshape(-1, dim)
+        x = x.reshape(-1, dim).contiguous()
         normed, moments = norm.forward(x, *norms[0], eps[0])
         kept: list[Tensor] = []
         for i, block in enumerate(frozen):
@@ -152,7 +153,7 @@ class _Trunk(torch.autograd.Function):
         x, moments, norm_weight, *halves = ctx.saved_tensors[:7]
         kept, adapters, weights = ctx.saved_tensors[7:], _each(halves), norm_weight.unbind()
         sums = _Sums(norm_weight, halves[0], kept[0].shape[0], ctx.images)
-        d = norm.backward(g, None, x, moments, weights[-1], sums.norms[-1])
+        d = norm.backward(g.contiguous(), None, x, moments, weights[-1], sums.norms[-1])
         for i in reversed(range(len(ctx.frozen))):
             block, one, two = ctx.frozen[i], 2 * i, 2 * i + 1
             x, moments, q, kv, seen, logs, y1, r1, middle, middle_moments, u, y2, r2 = kept[13 * i : 13 * i + 13]

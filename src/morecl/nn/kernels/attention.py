@@ -30,7 +30,7 @@ def forward(qkv: Tensor, images: int, heads: int) -> tuple[Tensor, Tensor]:
     count, dim = qkv.shape[0], qkv.shape[1] // 3
     out, logs = qkv.new_empty(count, dim), qkv.new_empty(count, heads, dtype=torch.float32)
     length = count // images
-    _attend[(triton.cdiv(length, TILE), images * heads)](
+    _attend[(triton.cdiv(length, TILE) * images * heads,)](
         qkv, out, logs, heads, dim // heads, length, TILE, _rest(length), **FORWARD
     )
     return out, logs
@@ -40,7 +40,7 @@ def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -
     """The gradient of qkv (N, 3 D), given that of O (N, D) and delta (N, heads)."""
     (count, dim), heads = g.shape, logs.shape[1]
     length, gradient = count // images, torch.empty_like(qkv)
-    _attend_backward[(triton.cdiv(length, TILE), images * heads)](
+    _attend_backward[(triton.cdiv(length, TILE) * images * heads,)](
         g, delta, qkv, logs, gradient, heads, dim // heads, length, TILE, _rest(length), **BACKWARD
     )
     return gradient
@@ -80,6 +80,7 @@ def _attend_to(q, keys, values, first, total, top, out, stride, LENGTH, SIZE: tl
 @triton.jit
 def _attend_from(
     first,
+    pair,
     qkv,
     o,
     logs,
@@ -91,7 +92,7 @@ def _attend_from(
     SIZE: tl.constexpr,
 ):
     """O and logs for SIZE queries of one head of one image."""
-    image, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    image, head = pair // HEADS, pair % HEADS
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     token = image.to(tl.int64) * LENGTH
@@ -121,11 +122,12 @@ def _attend(
     REST: tl.constexpr,
 ):
     whole: tl.constexpr = LENGTH // TILE
-    tile = tl.program_id(0)
+    tiles: tl.constexpr = whole + (REST > 0)
+    tile, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles  # of an image and a head
     if tile < whole:
-        _attend_from(tile * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _attend_from(tile * TILE, pair, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
     elif REST:
-        _attend_from(whole * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _attend_from(whole * TILE, pair, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
 
 
 @triton.jit
@@ -183,6 +185,7 @@ def _from_keys(
 @triton.jit
 def _gradients_of(
     first,
+    pair,
     g,
     delta,
     qkv,
@@ -196,7 +199,7 @@ def _gradients_of(
     SIZE: tl.constexpr,
 ):
     """The gradient of SIZE queries, keys and values of one head of one image."""
-    image, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    image, head = pair // HEADS, pair % HEADS
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     whole: tl.constexpr = LENGTH // TILE * TILE
@@ -245,8 +248,9 @@ def _attend_backward(
     REST: tl.constexpr,
 ):
     whole: tl.constexpr = LENGTH // TILE
-    tile = tl.program_id(0)
+    tiles: tl.constexpr = whole + (REST > 0)
+    tile, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles  # of an image and a head
     if tile < whole:
-        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _gradients_of(tile * TILE, pair, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
     elif REST:
-        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _gradients_of(whole * TILE, pair, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
