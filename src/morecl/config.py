@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -152,3 +154,14 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if fast else torch.float32
     return torch.bfloat16 if name == "bf16" else torch.float32
+
+
+def resolve_compile(name: str, device: torch.device) -> bool:
+    """Whether networks run through compiled code: ours (:mod:`morecl.nn.fused`), else what ``torch.compile`` makes.
+
+    Both need a C compiler when they first run, which slim containers have not; ``auto`` then does without.
+    """
+    able = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    if name == "on" and not able:
+        raise InputError("compile=on needs a C compiler: install gcc or clang, or name one in the variable CC")
+    return name == "on" or (name == "auto" and device.type == "cuda" and able)

@@ -137,7 +137,8 @@ def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("compile_", "used"), [("on", True), ("off", False)])
-def test_learners_use_kernels_where_they_compile(compile_: str, used: bool) -> None:
+def test_learners_use_kernels_where_they_compile(compile_: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc")
     assert tiny.create("more", compile=compile_).network.kernels is used
 
 

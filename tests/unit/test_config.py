@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from morecl.config import parse_assignments, resolve_device, resolve_precision
+from morecl.config import parse_assignments, resolve_compile, resolve_device, resolve_precision
 from morecl.errors import InputError, unknown_name
 from morecl.methods import METHODS, create
 from morecl.methods.more import MoreConfig
@@ -182,3 +182,17 @@ def test_a_setting_that_would_change_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="'ncm' trains nothing on a frozen backbone: epochs, lr would change nothing"):
         create("ncm", epochs=3, lr=0.1, seed=1)
     assert create("ncm", epochs=3, freeze_backbone=False, device="cpu").config.trains
+
+
+def test_code_is_compiled_where_asked_or_on_a_gpu_and_only_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
+    monkeypatch.delenv("CC", raising=False)
+    assert resolve_compile("auto", gpu) and resolve_compile("on", cpu)
+    assert not resolve_compile("auto", cpu) and not resolve_compile("off", gpu)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not resolve_compile("auto", gpu) and not resolve_compile("off", gpu)
+    with pytest.raises(InputError, match="compile=on needs a C compiler"):
+        resolve_compile("on", gpu)
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert resolve_compile("auto", gpu)

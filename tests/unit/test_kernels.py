@@ -134,7 +134,8 @@ assert not folded.w2.is_contiguous()
 tokens = torch.randn(3, 5, 2 * adapted.dim, generator=generator(0, "tokens"))[..., ::2].requires_grad_()
 rest = adapted._frozen, adapted.block.attn.num_heads, (1e-6, 1e-6)
 gradients = []
-for x, weights, turned in ((tokens, folded, True), (tokens.detach().clone().requires_grad_(), adapters.weights(), False)):
+straight = tokens.detach().clone().requires_grad_()
+for x, weights, turned in ((tokens, folded, True), (straight, adapters.weights(), False)):
     w, v = (part.detach().clone().requires_grad_() for part in norms.parameters())
     if turned:
         features = fused.trunk(x, (w.t().contiguous().t(), v), weights, *rest)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from morecl.config import LearnerConfig, resolve_device, resolve_precision
+from morecl.config import LearnerConfig, resolve_compile, resolve_device, resolve_precision
 from morecl.errors import InputError
 from morecl.images import Preprocess, as_array
 from morecl.memory import ReplayMemory
@@ -78,8 +78,8 @@ class Learner(ABC):
         self.config = config
         self.device = resolve_device(config.device)
         self.dtype = resolve_precision(config.precision, self.device)
-        self.compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
-        self.captured = self.compiled and self.device.type == "cuda"  # training steps as CUDA graphs
+        self.compiled = resolve_compile(config.compile, self.device)
+        self.captured = config.compile != "off" and self.device.type == "cuda"  # training steps as CUDA graphs
         self.eval_batch_size = config.eval_batch_size or EVAL_BATCH_SIZE.get(self.device.type, 128)
         self.backbone = backbone or load_backbone(
             config.backbone, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed

@@ -1,14 +1,15 @@
-"""An adapter, the sum behind it and the norm that follows, in one kernel forward and two backward.
+"""An adapter with what stands next to it: the end of a block's branch, in one kernel forward and two backward.
 
 For N tokens of D dimensions, a bottleneck of K, and a product y whose frozen bias b is still missing, ``h = y + b``:
 
-- forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and x' normed, tile by tile;
-- backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``;
+- forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and x' normed, tile by tile. In the MLP's branch the
+  product is made here too, of ``gelu(u + c)``, which then need not be stored;
+- backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``. In attention's branch, where
+  ``y = a W'``, it is ``e = dh W`` that is wanted, the gradient of a, and its sum with a over each head;
 - gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (what is missing is ``db1 b'``), ``db2 = sum d``,
   ``db1 = sum p``, summed over 576 tokens at a time; these sums are added up later, in a fixed order.
 
-Torch's compiler makes some twenty products and sums of this. Products are accumulated in float32 and rounded once, not
-after every operation.
+Products are accumulated in float32 and rounded where they are multiplied or stored.
 """
 
 from __future__ import annotations

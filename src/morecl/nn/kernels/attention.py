@@ -2,7 +2,7 @@
 
 ``S = Q K' / sqrt(W)``, ``P = softmax(S)``, ``O = P V`` for each head of width W; backward, with ``delta = sum(O dO)``:
 ``dV = P' dO``, ``dS = P (dO V' - delta)``, ``dQ = dS K / sqrt(W)``, ``dK = dS' Q / sqrt(W)``. P is never stored but
-made again from S and the logarithm of its sum.
+made again from S and the logarithm of its sum; delta comes with dO (adapter.py).
 
 Libraries' kernels are made for long sequences; for the 197 tokens of an image their gradient takes three kernels and
 puts dQ, dK and dV in three places, from where they have to be brought together. Here it is one kernel that writes where
