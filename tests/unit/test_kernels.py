@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -30,6 +31,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 # images, image size in patches of 4 pixels, dimensions, heads, bottleneck: tokens that fill a tile and a rest, no whole
 # tile, whole tiles alone (one token is the class's); all widths of a head, of the bottleneck and of fillings
 SHAPES = [(2, (8, 9), 192, 3, 64), (3, (2, 5), 128, 4, 20), (1, (7, 9), 64, 4, 128)]
+EPS = 1e-6, 1e-2  # of the blocks' norms, and of the last
 # In float32 all that is left are roundings of 6e-8 through two blocks: a wrong gradient of any part would be seen. Half
 # precision rounds activations to one part in 2000 (bfloat16: 250) some ten times a block, and neurons near zero open or
 # close, which is most of it: so these bounds are only for gross errors.
@@ -49,6 +51,7 @@ def network(shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtyp
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         vit = VisionTransformer(pixels, patch_size=4, embed_dim=dim, depth=2, num_heads=heads, num_classes=0)
+        vit.norm.eps = EPS[1]
         for parameter in vit.parameters():  # large enough that no part is lost beside the others
             parameter.data = known(0.1 * torch.randn(parameter.shape))
     adapted = AdaptedViT(vit.to(device, torch.float64 if exact else None).eval(), dtype, kernels=True)
@@ -68,7 +71,7 @@ def network(shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtyp
     if exact:
         features = adapted.trunk(leaves["x"], norms, adapters, plain=True)
     else:
-        features = fused.trunk(leaves["x"], norms, adapters, adapted._frozen, heads, (1e-6, 1e-6)).float()
+        features = fused.trunk(leaves["x"], norms, adapters, adapted._frozen, heads, EPS).float()
     g = torch.randn(features.shape, generator=draw).to(features)
     gradients = torch.autograd.grad(features, list(leaves.values()), g)
     return {"features": features.detach(), **dict(zip(leaves, gradients, strict=True))}
@@ -78,6 +81,15 @@ def errors(shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtype
     """Relative errors (norm over norm) of the features and gradients against float64."""
     exact, ours = network(shape, torch.float64, "cpu"), network(shape, dtype, device)
     return {name: float((ours[name].cpu().double() - want).norm() / want.norm()) for name, want in exact.items()}
+
+
+def small() -> VisionTransformer:
+    """A small random ViT for (B, 5, 64) tokens, whose last norm has an eps of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vit = VisionTransformer(8, patch_size=4, embed_dim=64, depth=2, num_heads=4, num_classes=0).eval()
+    vit.norm.eps = EPS[1]
+    return vit.requires_grad_(False)
 
 
 def interpreted(program: str) -> None:
@@ -103,12 +115,12 @@ for dtype in (torch.float32, torch.float16):
 @needs_triton
 def test_nothing_is_kept_where_nothing_learns_and_the_features_are_the_same() -> None:
     interpreted("""
-adapted = AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit, kernels=True)
+adapted = AdaptedViT(small(), kernels=True)
 adapters, norms = adapted.new_adapters(16), adapted.new_norms()
 adapters.initialise(generator(0, "adapters"))
 torch.nn.init.normal_(adapters.w2, std=0.1, generator=generator(0, "w2"))
 tokens = torch.randn(3, 5, adapted.dim, generator=generator(0, "tokens"))
-rest = (norms.weight, norms.bias), adapters.weights(), adapted._frozen, adapted.block.attn.num_heads, (1e-6, 1e-6)
+rest = (norms.weight, norms.bias), adapters.weights(), adapted._frozen, adapted.block.attn.num_heads, EPS
 with_gradient = fused.trunk(tokens, *rest)
 kept = []
 with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
@@ -121,18 +133,98 @@ assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU
 
 
 @needs_triton
+def test_a_network_hands_over_what_the_kernels_need() -> None:
+    """And whatever of it learns: everything, or the tokens, norms or adapters alone."""
+    interpreted("""
+fused.fits = lambda x, adapters: True
+adapted = AdaptedViT(small(), kernels=True)
+adapters, norms = adapted.new_adapters(16), adapted.new_norms()
+for part in (*adapters.parameters(), *norms.parameters()):
+    part.data += 0.1 * torch.randn(part.shape, generator=generator(0, "parts"))
+tokens = torch.randn(3, 5, adapted.dim, generator=generator(0, "tokens"))
+groups = [[tokens], list(norms.parameters()), list(adapters.parameters())]
+for learning in (groups, groups[:1], groups[1:2], groups[2:]):
+    leaves = [leaf for group in learning for leaf in group]
+    for leaf in (leaf for group in groups for leaf in group):
+        leaf.requires_grad_(any(leaf is other for other in leaves))
+    results = []
+    for plain in (False, True):
+        features = adapted.trunk(tokens, norms, adapters.weights(), plain=plain)
+        results.append([features, *torch.autograd.grad(features.square().sum(), leaves)])
+    assert not results[0][0].equal(results[1][0])  # they are two ways
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+""")
+
+
+@needs_triton
+def test_many_tokens_are_summed_part_by_part() -> None:
+    """More than the networks above have: some parts, and a last one that is not full."""
+    interpreted("""
+from morecl.nn.kernels import adapter, norm
+def close(one, other):
+    assert (one - other).norm() < 1e-5 * other.norm()
+draw = generator(0, "parts")
+norm.PART, adapter.PART = 8, 128
+count, dim, k = 101 * norm.PART + 1, 64, 64
+x, g, passed, w = (torch.randn(*shape, generator=draw) for shape in ((count, dim),) * 3 + ((dim,),))
+_, moments = norm.forward(x, w, w, 1e-6)
+sums = torch.empty(norm.parts(count, dim))
+assert len(sums) == 102
+d = norm.backward(g, passed, x, moments, w, sums)
+x.requires_grad_(), w.requires_grad_()
+v = torch.zeros(dim, requires_grad=True)
+exact = torch.autograd.grad(F.layer_norm(x, (dim,), w, v, 1e-6), (x, w, v), g)
+for one, other in zip((d - passed, *sums.sum(0)), exact, strict=True):
+    close(one, other)
+count = 2 * adapter.PART + 1
+d, y, r, p = (torch.randn(count, width, generator=draw) for width in (dim, dim, k, k))
+sums = torch.empty(adapter.parts(count, dim, k))
+adapter.gradients(d, r, y, p, sums)
+dw2, dw1, db2, db1 = sums.sum(0).split([dim * k, k * dim, dim, k])
+close(dw2.view(dim, k), d.T @ r), close(dw1.view(k, dim), p.T @ y), close(db2, d.sum(0)), close(db1, p.sum(0))
+""")
+
+
+@needs_triton
+def test_tokens_that_are_not_there_do_not_count_however_unlike_the_others_are() -> None:
+    """Logits far below zero: against them, a key of zeros would look infinitely good."""
+    interpreted("""
+from morecl.nn.kernels import attention, class_token
+draw = generator(0, "unlike")
+q, k, v, g = (torch.randn(5, 16, generator=draw) for _ in range(4))
+q[:, 0], k[:, 0] = 30.0, -30.0
+qkv = torch.cat([q, k, v], 1)
+exact = qkv.double().requires_grad_()
+parts = (part[None, None] for part in exact.split(16, 1))
+out = F.scaled_dot_product_attention(*parts)[0, 0]
+assert (q @ k.T).max() / 4 < -150
+(want,) = torch.autograd.grad(out, exact, g.double())
+ours, logs = attention.forward(qkv, 1, 1)
+got = attention.backward(g, (g * ours).sum(1, keepdim=True), qkv, logs, 1)
+torch.testing.assert_close(ours.double(), out.detach(), rtol=1e-3, atol=1e-4)
+torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-3)
+ours, logs = class_token.forward(q[:1], qkv[:, 16:].contiguous(), 1)
+torch.testing.assert_close(ours.double(), out[:1].detach(), rtol=1e-3, atol=1e-4)
+dq, dkv = class_token.backward(g[:1], (g[:1] * ours).sum(1, keepdim=True), q[:1], qkv[:, 16:].contiguous(), logs)
+torch.testing.assert_close(dq.double(), want[:1, :16], rtol=1e-3, atol=1e-3)
+assert dkv.isfinite().all()
+""")
+
+
+@needs_triton
 def test_how_numbers_lie_in_memory_does_not_matter() -> None:
     """Folded adapters are transposed, gradients of sums are expanded, tokens may be cut out of something larger."""
     interpreted("""
-adapted = AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit, kernels=True)
+adapted = AdaptedViT(small(), kernels=True)
 adapters, norms = adapted.new_adapters(64), adapted.new_norms()
 for part in adapters.parameters():
     torch.nn.init.normal_(part, std=0.1, generator=generator(0, "adapters"))
-every = torch.ones(12, 64), torch.ones(12, adapted.dim)
+every = torch.ones(4, 64), torch.ones(4, adapted.dim)
 folded = AdapterWeights(*(part[:, 0] for part in adapters.folded([every])))
 assert not folded.w2.is_contiguous()
 tokens = torch.randn(3, 5, 2 * adapted.dim, generator=generator(0, "tokens"))[..., ::2].requires_grad_()
-rest = adapted._frozen, adapted.block.attn.num_heads, (1e-6, 1e-6)
+rest = adapted._frozen, adapted.block.attn.num_heads, EPS
 gradients = []
 straight = tokens.detach().clone().requires_grad_()
 for x, weights, turned in ((tokens, folded, True), (straight, adapters.weights(), False)):
@@ -196,7 +288,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_them(
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [*SHAPES, (9, (14, 14), 384, 6, 64)])
+@pytest.mark.parametrize("shape", [*SHAPES, (9, (14, 14), 384, 6, 64), (32, (14, 14), 192, 3, 64)])
 def test_on_a_gpu_the_trunk_in_kernels_is_that_of_float64(
     shape: tuple[int, tuple[int, int], int, int, int], dtype: torch.dtype
 ) -> None:
@@ -228,7 +320,7 @@ def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know(monkey
 
 
 @needs_triton
-def test_only_blocks_that_are_put_together_in_kernels_suit_them() -> None:
+def test_only_blocks_that_are_put_together_in_kernels_suit_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def block(dim: int = 192, heads: int = 3, **changes: Any) -> Any:
         return VisionTransformer(8, 4, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, **changes).blocks[0]
 
@@ -238,6 +330,12 @@ def test_only_blocks_that_are_put_together_in_kernels_suit_them() -> None:
     assert not fused.suits(block(qkv_bias=False)) and not fused.suits(block(qk_norm=True))
     assert not fused.suits(block(init_values=0.1)) and not fused.suits(block(act_layer="relu"))
     assert not fused.suits(block(act_layer="gelu_tanh"))
+    assert not fused.suits(block(64, 4, mlp_ratio=3.5))  # 224 inner dimensions
+    assert not fused.suits(block(scale_mlp_norm=True)) and not fused.suits(block(scale_attn_norm=True))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.5.1")
+    assert not fused._has_triton()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.10.0+git1234")
+    assert fused._has_triton()
 
 
 @needs_triton

@@ -263,8 +263,8 @@ class Learner(ABC):
 
     @torch.no_grad()
     def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``run(tokens[...])`` over all images: (N, D). Large batches keep the device busy without compiled code,
-        and compiling takes longer than a whole evaluation."""
+        """``run(tokens[...])`` over all images: (N, D). Large batches keep the device busy without ``torch.compile``,
+        which takes longer than a whole evaluation."""
         parts = [torch.empty(0, self.network.dim, device=self.device)]
         for start in range(0, len(tokens), self.eval_batch_size):
             parts.append(run(tokens.range(start, start + self.eval_batch_size)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
+import importlib.metadata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +26,17 @@ from torch.nn import functional as F
 
 from morecl.nn.adapter import AdapterWeights
 
-AVAILABLE = importlib.util.find_spec("triton") is not None
+
+def _has_triton() -> bool:
+    """Whether Triton is here, and not older than what the kernels were tried with."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= (3, 6)
+
+
+AVAILABLE = _has_triton()
 
 if AVAILABLE:
     from morecl.nn.kernels import adapter, attention, class_token, gelu, norm
@@ -39,7 +49,13 @@ Weights = dict[str, Tensor]  # of a frozen block, by timm's names
 def suits(block: Block) -> bool:
     """Whether timm's block is one of those that are put together here."""
     attn, inner = block.attn, block.mlp
-    if not (AVAILABLE and type(attn) is Attention and type(inner) is Mlp and type(inner.act) is nn.GELU):
+    if not (
+        AVAILABLE
+        and type(block) is Block
+        and type(attn) is Attention
+        and type(inner) is Mlp
+        and type(inner.act) is nn.GELU
+    ):
         return False
     absent = (attn.q_norm, attn.k_norm, attn.norm, inner.norm, block.ls1, block.ls2)
     linear = (attn.qkv, attn.proj, inner.fc1, inner.fc2)
@@ -53,6 +69,7 @@ def suits(block: Block) -> bool:
         and width in attention.WIDTHS
         and dim % adapter.CHUNK == 0
         and dim <= MOST_DIMENSIONS
+        and inner.fc1.out_features % adapter.CHUNK == 0
     )
 
 
@@ -193,7 +210,7 @@ class _Sums:
         self.norms = [part for parts in self._norms for part in parts.unbind()]
         self.adapters = [part for parts in self._adapters for part in parts.unbind()]
         self._side = _side_stream(w1.device) if w1.is_cuda else None
-        self._used: list[Tensor] = []  # by the other stream, until that has been waited for
+        self._used: list[Tensor] = []  # by the other stream, until that has been waited for; r and y are kept anyway
 
     def adapter(self, place: int, d: Tensor, r: Tensor, y: Tensor, p: Tensor) -> None:
         """Those of the adapter in this place, see :func:`morecl.nn.kernels.adapter.gradients`."""
@@ -216,6 +233,7 @@ class _Sums:
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Not the one of :mod:`morecl.training`, beside which it runs."""
     return torch.cuda.Stream(device)
 
 

@@ -56,7 +56,7 @@ def forward(
     u, (weight, inner) = y, product or (y, y)
     y = y if product is None else torch.empty_like(x)
     r, total, normed = x.new_empty(count, k), torch.empty_like(x), torch.empty_like(x)
-    moments = norm[0].new_empty(2, count)
+    moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt[(triton.cdiv(count, TILE),)](
         u, weight, inner, y, x, bias, adapter.w1, adapter.b1, adapter.w2, adapter.b2, *norm, r, total, normed, moments,
         count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **_launch(dim),
@@ -66,7 +66,7 @@ def forward(
 
 def backward(d: Tensor, r: Tensor, adapter: Adapter) -> tuple[Tensor, Tensor]:
     """d (N, D), r (N, K) -> p (N, K), dh (N, D)."""
-    p, dh, _ = _backward(d, r, adapter, d, d, 0)
+    p, dh, _ = _backward(d, r, adapter, d, d, 0)  # without heads nothing is projected: d stands for what is not read
     return p, dh
 
 
@@ -171,7 +171,8 @@ def _adapt(
         h = (h + tl.load(bias + d)[None, :].to(tl.float32)).to(half)
         narrow = tl.dot(h, tl.load(w1 + k[None, :] * D + d[:, None]), narrow)
         hs = hs + (h,)
-    narrow = tl.maximum(narrow + tl.load(b1 + k)[None, :].to(tl.float32), 0.0).to(half)
+    narrow += tl.load(b1 + k)[None, :].to(tl.float32)
+    narrow = tl.maximum(narrow, 0.0, propagate_nan=tl.PropagateNan.ALL).to(half)
     tl.store(r + row * K + k[None, :], narrow, mask=inside)
 
     xs = ()

@@ -151,7 +151,7 @@ def _from_queries(
     q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
-    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=float("inf"))  # so that p is zero behind the last query
+    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=float("inf"))  # p is zero behind the last query
     p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # transposed: keys x queries
     dv = tl.dot(p.to(do.dtype), do, dv)
     ds = p * (tl.dot(v, tl.trans(do)) - tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)[None, :])
@@ -172,12 +172,16 @@ def _from_keys(
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
     SIZE: tl.constexpr,
+    IS_REST: tl.constexpr,
 ):
-    """dQ goes on over the keys from ``first`` on. Those behind the last are zero and add nothing."""
+    """dQ goes on over the keys from ``first`` on; with a rest, some of them behind the last, where P is zero."""
     dim: tl.constexpr = HEADS * WIDTH
     k = _rows(keys, first, 3 * dim, LENGTH, SIZE, WIDTH)
     v = _rows(keys + dim, first, 3 * dim, LENGTH, SIZE, WIDTH)
-    p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None])
+    s = tl.dot(q, tl.trans(k)) * scale - log[:, None]
+    if IS_REST:
+        s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
+    p = tl.exp2(s)
     ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
     return tl.dot(ds.to(k.dtype), k, dq)
 
@@ -228,9 +232,9 @@ def _gradients_of(
     at = tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)
     dq = tl.zeros((SIZE, WIDTH), tl.float32)
     for start in range(0, whole, TILE):
-        dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE)
+        dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     if REST:
-        dq = _from_keys(q, do, log, at, dq, qkv + dim, whole, scale, HEADS, WIDTH, LENGTH, REST)
+        dq = _from_keys(q, do, log, at, dq, qkv + dim, whole, scale, HEADS, WIDTH, LENGTH, REST, True)
     _store_rows(gradient, first, stride, dq * unit, LENGTH, SIZE, WIDTH)
 
 

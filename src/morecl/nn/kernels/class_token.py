@@ -78,6 +78,7 @@ def _attend_once_backward(
         k = tl.load(kv + rows, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(kv + dim + rows, mask=inside, other=0.0).to(tl.float32)
         p = tl.exp2(tl.sum(k * query[None, :], 1) * (LOG2_E * unit) - log)
+        p = tl.where(start + row < LENGTH, p, 0.0)
         ds = p * (tl.sum(v * do[None, :], 1) - at) * unit
         gradient += tl.sum(ds[:, None] * k, 0)
         tl.store(dkv + rows, (ds[:, None] * query[None, :]).to(kv.dtype.element_ty), mask=inside)

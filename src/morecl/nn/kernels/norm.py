@@ -1,8 +1,8 @@
 """LayerNorm ``n = w z + v`` with ``z = (x - mean) / sd``, and the gradient of x, which also goes on beside it.
 
 From the gradients g of n and d' of x: ``d = d' + (w g - mean(w g) - z mean(w g z)) / sd``, and, summed over 32 tokens
-at a time, ``dw = sum g z``, ``dv = sum g``; these sums are added up later, in a fixed order. Torch's compiler makes two
-kernels of it, each of which reads everything.
+at a time (2 where there are few), ``dw = sum g z``, ``dv = sum g``; these sums are added up later, in a fixed order.
+Torch's compiler makes two kernels of it, each of which reads everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARPS = 2
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x (N, D), w (D,), v (D,) -> n (N, D), and mean and 1 / sd (2, N)."""
     count, dim = x.shape
-    n, moments = torch.empty_like(x), weight.new_empty(2, count)
+    n, moments = torch.empty_like(x), x.new_empty(2, count, dtype=torch.float32)
     _norm[(triton.cdiv(count, ROWS),)](
         x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=WARPS
     )
