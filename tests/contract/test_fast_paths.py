@@ -12,8 +12,10 @@ from torch import Tensor
 
 import tiny
 from morecl import training
-from morecl.methods import METHODS, Learner
-from morecl.nn import gelu, network
+from morecl.bench import speed
+from morecl.methods import METHODS, Learner, base
+from morecl.nn import fused, gelu, network
+from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
 from morecl.random import generator
 from morecl.training import Batch
@@ -21,6 +23,7 @@ from morecl.training import Batch
 COUNT = 13  # of each of two classes: three whole batches and a remainder
 TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
 TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
+WITHOUT_ADAPTERS = {"csc", "ncm"}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
@@ -140,6 +143,36 @@ def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPa
 def test_learners_use_kernels_where_they_compile(compile_: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     assert tiny.create("more", compile=compile_).network.kernels is used
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is in kernels: nothing inside can be watched. A second network stands for them, which computes the same."""
+    plain = taught(method)
+    calls = 0
+
+    def trunk(x: Tensor, norms: tuple[Tensor, Tensor], adapters: AdapterWeights, *rest: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return network.AdaptedViT(plain.backbone.vit).trunk(x, norms, adapters)
+
+    monkeypatch.setattr(fused, "fits", lambda x, adapters: adapters.w1.dim() == 3)
+    monkeypatch.setattr(fused, "trunk", trunk)
+    monkeypatch.setattr(network.fused, "suits", lambda block: True)
+    monkeypatch.setattr(base, "resolve_compile", lambda name, device: True)
+    monkeypatch.setattr(network, "_compiled_block", lambda: network._run_block)
+    whole = taught(method, compile="on")
+    np.testing.assert_allclose(whole.scores(TEST), plain.scores(TEST), rtol=1e-4, atol=1e-5)
+    assert (calls > 0) == (method not in WITHOUT_ADAPTERS)
+
+
+def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = taught("more")
+    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "trunk", lambda *rest: pytest.fail("what it does cannot be counted"))
+    before = speed.training_flop(learner)
+    learner.network._fused = True
+    assert speed.training_flop(learner) == before > 0
 
 
 @needs_gpu

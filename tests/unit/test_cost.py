@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from rich.console import Console
 
 import tiny
-from morecl.bench import cost
+from morecl.bench import common, cost
 from morecl.bench.cost import AfterTask, Costs, MethodCost, Passes, Size
 from morecl.errors import InputError
 from morecl.methods import METHODS
@@ -188,3 +189,11 @@ def test_memory_on_the_gpu(method: str) -> None:
     assert all(task.peak > task.allocated >= task.kept_on_device for task in found.after_task)  # type: ignore[operator]
     # blocks of 512 bytes for some tensors; cuBLAS alone would keep 65 MiB for each stream a step was captured on
     assert found.growth("allocated") < found.growth("kept_on_device") + 100_000  # type: ignore[operator]
+
+
+def test_what_is_compared_is_measured_in_turn() -> None:
+    order: list[str] = []
+    works = [lambda: order.append("a"), lambda: (order.append("b"), time.sleep(0.01))]
+    short, long = common.in_turn(works, torch.device("cpu"), 3)
+    assert order == ["a", "b"] * 5  # twice to warm up
+    assert 0 < short < 0.01 <= long

@@ -284,6 +284,8 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_them(
         source = ASTSource(kernel, signature, values, aligned)
         result = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert result.metadata.shared <= shared * 1024
+        if kernel is adapter._adapt:  # ReLU must not swallow what is not a number, as it would by itself
+            assert "max.NaN.f32" in result.asm["ptx"] and "max.f32" not in result.asm["ptx"]
 
 
 @needs_gpu

@@ -5,7 +5,6 @@ A learner with T tasks is made by growing it, which costs nothing, so that T = 2
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -168,12 +167,10 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     device = learner.device
     one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
 
-    def answer(way: Callable[[Tokens], list[Tensor]], tokens: Tokens) -> None:
-        learner.score(way(tokens))
-
     def answers(tokens: Tokens, repeats: int) -> list[float]:
-        ways = (learner.embed_all, functools.partial(_one_by_one, learner))
-        return in_turn([functools.partial(answer, way, tokens) for way in ways], device, repeats)
+        """Seconds, of all networks at once where that is done, and of one after the other."""
+        at_once, one_by_one = lambda: learner.embed_all(tokens), lambda: _one_by_one(learner, tokens)
+        return in_turn([lambda: learner.score(at_once()), lambda: learner.score(one_by_one())], device, repeats)
 
     together, separate = answers(one, size.repeats)
     batch, batch_separate = answers(many, max(1, size.repeats // 5))

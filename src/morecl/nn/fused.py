@@ -11,11 +11,11 @@ Trained weights are float32, are multiplied in half precision, and get float32 g
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import Attention, Mlp
@@ -112,9 +112,25 @@ def trunk(
     return features
 
 
-class _Trunk(torch.autograd.Function):
-    """Names as in the kernels: y and h before the adapter, r inside it, x behind the sum, u and a around GELU."""
+class _Kept(NamedTuple):
+    """What a block's gradients need of its forward pass; names as in the kernels."""
 
+    x: Tensor  # what comes in, and the moments of its norm
+    moments: Tensor
+    q: Tensor  # queries, keys and values together; in the last block, where there is one query an image, apart
+    kv: Tensor
+    seen: Tensor  # what attention gives
+    logs: Tensor
+    y1: Tensor  # before the first adapter, and inside it
+    r1: Tensor
+    middle: Tensor  # between the branches
+    middle_moments: Tensor
+    u: Tensor  # before GELU
+    y2: Tensor
+    r2: Tensor
+
+
+class _Trunk(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -131,65 +147,63 @@ class _Trunk(torch.autograd.Function):
         learns: bool,
     ) -> Tensor:
         images, dim = x.shape[0], x.shape[2]
-        halves = [part.to(x.dtype).contiguous() for part in (w1, b1, w2, b2)]
+        halves = AdapterWeights(*(part.to(x.dtype).contiguous() for part in (w1, b1, w2, b2)))
         norm_weight, norm_bias = norm_weight.float().contiguous(), norm_bias.float().contiguous()
         adapters, norms = _each(halves), list(zip(norm_weight.unbind(), norm_bias.unbind(), strict=True))
         x = x.reshape(-1, dim).contiguous()
         normed, moments = norm.forward(x, *norms[0], eps[0])
-        kept: list[Tensor] = []
+        kept: list[_Kept] = []
         for i, block in enumerate(frozen):
-            last = i == len(frozen) - 1
+            last, before = i == len(frozen) - 1, (x, moments)
             weight, bias = block["attn.qkv.weight"], block["attn.qkv.bias"]
-            kept += [x, moments]
             if last:  # only the class token is read behind it: one query an image, and everything else for it alone
-                q = torch.addmm(bias[:dim], normed.view(images, -1, dim)[:, 0], weight[:dim].t())
+                q = torch.addmm(bias[:dim], _first(normed, images), weight[:dim].t())
                 kv = torch.addmm(bias[dim:], normed, weight[dim:].t())
                 seen, logs = class_token.forward(q, kv, heads)
-                kept += [q, kv, seen, logs]
-                x = x.view(images, -1, dim)[:, 0].contiguous()
+                x = _first(x, images).contiguous()
             else:
-                qkv = torch.addmm(bias, normed, weight.t())
-                seen, logs = attention.forward(qkv, images, heads)
-                kept += [qkv, qkv, seen, logs]
-            y = seen @ block["attn.proj.weight"].t()
+                q = kv = torch.addmm(bias, normed, weight.t())
+                seen, logs = attention.forward(q, images, heads)
+            y1 = seen @ block["attn.proj.weight"].t()
             following = adapters[2 * i], norms[2 * i + 1], eps[0]
-            _, r, middle, normed, middle_moments = adapter.forward(y, x, block["attn.proj.bias"], *following)
-            kept += [y, r, middle, middle_moments]
+            _, r1, middle, normed, middle_moments = adapter.forward(y1, x, block["attn.proj.bias"], *following)
             u = normed @ block["mlp.fc1.weight"].t()
             following = adapters[2 * i + 1], norms[2 * i + 2], eps[last]
             product = block["mlp.fc2.weight"], block["mlp.fc1.bias"]
-            y, r, x, normed, moments = adapter.forward(u, middle, block["mlp.fc2.bias"], *following, product)
-            kept = [*kept, u, y, r] if learns else []
-        ctx.save_for_backward(x, moments, norm_weight, *halves, *kept)
+            y2, r2, x, normed, moments = adapter.forward(u, middle, block["mlp.fc2.bias"], *following, product)
+            if learns:
+                kept.append(_Kept(*before, q, kv, seen, logs, y1, r1, middle, middle_moments, u, y2, r2))
+        ctx.save_for_backward(x, moments, norm_weight, *halves, *itertools.chain(*kept))
         ctx.frozen, ctx.images = frozen, images
         return normed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, moments, norm_weight, *halves = ctx.saved_tensors[:7]
-        kept, adapters, weights = ctx.saved_tensors[7:], _each(halves), norm_weight.unbind()
-        sums = _Sums(norm_weight, halves[0], kept[0].shape[0], ctx.images)
+        x, moments, norm_weight, *rest = ctx.saved_tensors
+        halves, rest, size = AdapterWeights(*rest[:4]), rest[4:], len(_Kept._fields)
+        kept = [_Kept(*rest[start : start + size]) for start in range(0, len(rest), size)]
+        adapters, weights = _each(halves), norm_weight.unbind()
+        sums = _Sums(norm_weight, halves.w1, len(kept[0].x), ctx.images)
         d = norm.backward(g.contiguous(), None, x, moments, weights[-1], sums.norms[-1])
-        for i in reversed(range(len(ctx.frozen))):
-            block, one, two = ctx.frozen[i], 2 * i, 2 * i + 1
-            x, moments, q, kv, seen, logs, y1, r1, middle, middle_moments, u, y2, r2 = kept[13 * i : 13 * i + 13]
-            p, dh = adapter.backward(d, r2, adapters[two])
-            sums.adapter(two, d, r2, y2, p)
-            g = gelu.backward(dh @ block["mlp.fc2.weight"], u, block["mlp.fc1.bias"]) @ block["mlp.fc1.weight"]
-            d = norm.backward(g, d, middle, middle_moments, weights[two], sums.norms[two])
-            heads, weight = logs.shape[1], block["attn.qkv.weight"]
-            p, e, delta = adapter.backward_to_heads(d, r1, adapters[one], block["attn.proj.weight"], seen, heads)
-            sums.adapter(one, d, r1, y1, p)
-            if i == len(ctx.frozen) - 1:
-                dq, dkv = class_token.backward(e, delta, q, kv, logs)
+        for i in reversed(range(len(kept))):
+            block, of, one, two = ctx.frozen[i], kept[i], 2 * i, 2 * i + 1
+            p, dh = adapter.backward(d, of.r2, adapters[two])
+            sums.adapter(two, d, of.r2, of.y2, p)
+            g = gelu.backward(dh @ block["mlp.fc2.weight"], of.u, block["mlp.fc1.bias"]) @ block["mlp.fc1.weight"]
+            d = norm.backward(g, d, of.middle, of.middle_moments, weights[two], sums.norms[two])
+            heads, weight = of.logs.shape[1], block["attn.qkv.weight"]
+            p, e, delta = adapter.backward_to_heads(d, of.r1, adapters[one], block["attn.proj.weight"], of.seen, heads)
+            sums.adapter(one, d, of.r1, of.y1, p)
+            if i == len(kept) - 1:
+                dq, dkv = class_token.backward(e, delta, of.q, of.kv, of.logs)
                 g = dkv @ weight[len(weight) // 3 :]
                 _first(g, ctx.images).add_(dq @ weight[: len(weight) // 3])
-                first, d = d, torch.zeros_like(x)
+                first, d = d, torch.zeros_like(of.x)
                 _first(d, ctx.images).copy_(first)
             else:
-                g = attention.backward(e, delta, q, logs, ctx.images) @ weight
-            d = norm.backward(g, d, x, moments, weights[one], sums.norms[one])
+                g = attention.backward(e, delta, of.q, of.logs, ctx.images) @ weight
+            d = norm.backward(g, d, of.x, of.moments, weights[one], sums.norms[one])
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
         d_x = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
         return d_x, *sums.totals(torch.stack(biases)), None, None, None, None
@@ -214,7 +228,9 @@ class _Sums:
 
     def adapter(self, place: int, d: Tensor, r: Tensor, y: Tensor, p: Tensor) -> None:
         """Those of the adapter in this place, see :func:`morecl.nn.kernels.adapter.gradients`."""
-        with _beside(self._side):
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+        with torch.cuda.stream(self._side):
             adapter.gradients(d, r, y, p, self.adapters[place])
         self._used += [d, p]
 
@@ -237,22 +253,11 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@contextlib.contextmanager
-def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What is done here waits for all before it, and nothing behind it waits for it."""
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
-    with torch.cuda.stream(stream):
-        yield
-
-
 def _first(x: Tensor, images: int) -> Tensor:
     """The class tokens (B, D) among all (N, D), in place."""
     return x.view(images, -1, x.shape[1])[:, 0]
 
 
-def _each(parts: Sequence[Tensor]) -> list[adapter.Adapter]:
-    """Adapter by adapter, from w1, b1, w2 and b2 of all of them."""
-    return [adapter.Adapter(*weights) for weights in zip(*(part.unbind() for part in parts), strict=True)]
+def _each(adapters: AdapterWeights) -> list[AdapterWeights]:
+    """Adapter by adapter."""
+    return [AdapterWeights(*weights) for weights in zip(*(part.unbind() for part in adapters), strict=True)]

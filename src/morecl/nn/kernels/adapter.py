@@ -14,13 +14,12 @@ Products are accumulated in float32 and rounded where they are multiplied or sto
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from morecl.nn.adapter import AdapterWeights
 from morecl.nn.kernels.gelu import normal
 
 TILE = 64  # tokens at a time
@@ -29,27 +28,18 @@ PART = 9 * TILE  # tokens whose share of the weights' gradients is summed by one
 WIDTHS = (64, 128)  # of the bottleneck
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """Weights in half precision: w1 (K, D), b1 (K,), w2 (D, K), b2 (D,)."""
-
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-
-
 def forward(
     y: Tensor,
     x: Tensor,
     bias: Tensor,
-    adapter: Adapter,
+    adapter: AdapterWeights,
     norm: tuple[Tensor, Tensor],
     eps: float,
     product: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """y (N, D), x (N, D), b (D,) -> y, r (N, K), x' (N, D), that normed (N, D), and its mean and 1 / sd (2, N).
 
+    The adapter's weights are one adapter's, in half precision.
     ``product``: a weight W (D, H) and a bias (H,), if ``y = gelu(u + bias) W'`` is still to be made of u (N, H).
     """
     (count, dim), k = x.shape, adapter.b1.shape[0]
@@ -58,27 +48,27 @@ def forward(
     r, total, normed = x.new_empty(count, k), torch.empty_like(x), torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt[(triton.cdiv(count, TILE),)](
-        u, weight, inner, y, x, bias, adapter.w1, adapter.b1, adapter.w2, adapter.b2, *norm, r, total, normed, moments,
+        u, weight, inner, y, x, bias, *adapter, *norm, r, total, normed, moments,
         count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **_launch(dim),
     )  # fmt: skip
     return y, r, total, normed, moments
 
 
-def backward(d: Tensor, r: Tensor, adapter: Adapter) -> tuple[Tensor, Tensor]:
+def backward(d: Tensor, r: Tensor, adapter: AdapterWeights) -> tuple[Tensor, Tensor]:
     """d (N, D), r (N, K) -> p (N, K), dh (N, D)."""
     p, dh, _ = _backward(d, r, adapter, d, d, 0)  # without heads nothing is projected: d stands for what is not read
     return p, dh
 
 
 def backward_to_heads(
-    d: Tensor, r: Tensor, adapter: Adapter, projection: Tensor, seen: Tensor, heads: int
+    d: Tensor, r: Tensor, adapter: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d (N, D), r (N, K), W (D, D), a (N, D) -> p (N, K), e = dh W (N, D), sum(e a) over each head (N, heads)."""
     return _backward(d, r, adapter, projection, seen, heads)
 
 
 def _backward(
-    d: Tensor, r: Tensor, adapter: Adapter, projection: Tensor, seen: Tensor, heads: int
+    d: Tensor, r: Tensor, adapter: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     (count, dim), k = d.shape, r.shape[1]
     p, out = torch.empty_like(r), torch.empty_like(d)

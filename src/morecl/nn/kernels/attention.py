@@ -53,6 +53,14 @@ def _rest(length: int) -> int:
 
 
 @triton.jit
+def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
+    """Of a program: its tile, the first token of its image, and its head."""
+    tiles: tl.constexpr = (LENGTH + TILE - 1) // TILE
+    pair = tl.program_id(0) // tiles
+    return tl.program_id(0) % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
+
+
+@triton.jit
 def _rows(pointer, first, stride, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """(SIZE, WIDTH) from row ``first`` on; zero behind the last."""
     row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
@@ -80,7 +88,6 @@ def _attend_to(q, keys, values, first, total, top, out, stride, LENGTH, SIZE: tl
 @triton.jit
 def _attend_from(
     first,
-    pair,
     qkv,
     o,
     logs,
@@ -92,11 +99,8 @@ def _attend_from(
     SIZE: tl.constexpr,
 ):
     """O and logs for SIZE queries of one head of one image."""
-    image, head = pair // HEADS, pair % HEADS
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
-    token = image.to(tl.int64) * LENGTH
-    qkv += token * stride + head * WIDTH
     q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
     total, top = tl.zeros((SIZE,), tl.float32), tl.full((SIZE,), float("-inf"), tl.float32)
     out = tl.zeros((SIZE, WIDTH), tl.float32)
@@ -105,9 +109,9 @@ def _attend_from(
         total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, start, total, top, out, stride, LENGTH, TILE, WIDTH)
     if REST:
         total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, whole, total, top, out, stride, LENGTH, REST, WIDTH)
-    _store_rows(o + token * dim + head * WIDTH, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH)
+    _store_rows(o, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
-    tl.store(logs + (token + row) * HEADS + head, top + tl.log2(total), mask=row < LENGTH)
+    tl.store(logs + row * HEADS, top + tl.log2(total), mask=row < LENGTH)
 
 
 @triton.jit
@@ -121,13 +125,16 @@ def _attend(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
+    tile, token, head = _place(HEADS, LENGTH, TILE)
+    dim: tl.constexpr = HEADS * WIDTH
+    qkv += token * 3 * dim + head * WIDTH
+    o += token * dim + head * WIDTH
+    logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
-    tiles: tl.constexpr = whole + (REST > 0)
-    tile, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles  # of an image and a head
     if tile < whole:
-        _attend_from(tile * TILE, pair, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _attend_from(tile * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
     elif REST:
-        _attend_from(whole * TILE, pair, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _attend_from(whole * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
 
 
 @triton.jit
@@ -147,11 +154,11 @@ def _from_queries(
     LENGTH: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """dK and dV go on over the queries from ``first`` on."""
+    """dK and dV go on over the queries from ``first`` on. Behind the last, they and dO are zero and add nothing."""
     q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
-    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=float("inf"))  # p is zero behind the last query
+    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=0.0)
     p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # transposed: keys x queries
     dv = tl.dot(p.to(do.dtype), do, dv)
     ds = p * (tl.dot(v, tl.trans(do)) - tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)[None, :])
@@ -189,7 +196,6 @@ def _from_keys(
 @triton.jit
 def _gradients_of(
     first,
-    pair,
     g,
     delta,
     qkv,
@@ -203,16 +209,9 @@ def _gradients_of(
     SIZE: tl.constexpr,
 ):
     """The gradient of SIZE queries, keys and values of one head of one image."""
-    image, head = pair // HEADS, pair % HEADS
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     whole: tl.constexpr = LENGTH // TILE * TILE
-    token = image.to(tl.int64) * LENGTH
-    qkv += token * stride + head * WIDTH
-    gradient += token * stride + head * WIDTH
-    g += token * dim + head * WIDTH
-    delta += token * HEADS + head
-    logs += token * HEADS + head
     unit = 1 / tl.sqrt(1.0 * WIDTH)
     scale = LOG2_E * unit
 
@@ -251,10 +250,15 @@ def _attend_backward(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
+    tile, token, head = _place(HEADS, LENGTH, TILE)
+    dim: tl.constexpr = HEADS * WIDTH
+    qkv += token * 3 * dim + head * WIDTH
+    gradient += token * 3 * dim + head * WIDTH
+    g += token * dim + head * WIDTH
+    delta += token * HEADS + head
+    logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
-    tiles: tl.constexpr = whole + (REST > 0)
-    tile, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles  # of an image and a head
     if tile < whole:
-        _gradients_of(tile * TILE, pair, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
     elif REST:
-        _gradients_of(whole * TILE, pair, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)

@@ -5,15 +5,14 @@ As in :mod:`morecl.nn.kernels.attention`, with keys and values (N, 2 D) of all N
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from morecl.nn.kernels.attention import LOG2_E
+
 TILE = 64  # tokens at a time
-LOG2_E = tl.constexpr(1 / math.log(2))
 
 
 def forward(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
