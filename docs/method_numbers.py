@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from morecl.records import Record
-from morecl.suite.paper import BENCHMARKS, paper_number, setting
-from morecl.suite.report import collect
+from morecl.report.formats import collect
+from morecl.report.paper import BENCHMARKS, paper_number, setting
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "methods"

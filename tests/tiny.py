@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import morecl
@@ -64,3 +65,46 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     for key, value in one["state"].items():
         assert value.dtype == other["state"][key].dtype, key
         assert np.array_equal(value, other["state"][key]), key
+
+
+def learner_of(cls: type[Learner], **settings: Any) -> Any:
+    """A learner of class ``cls`` with the settings given and few others changed: 16 px, one epoch."""
+    small = {"image_size": 16, "bottleneck": 4, "epochs": 1, "batch_size": 8, "device": "cpu"}
+    return cls(cls.Config.parse(small | settings))
+
+
+def images_of(*classes: int, each: int = 8) -> tuple[Images, list[int]]:
+    """``each`` random 8 x 8 images of each class, around a colour of its own; equal arguments give equal images."""
+    rng = np.random.default_rng(classes)
+    labels = [c for c in classes for _ in range(each)]
+    centre = np.random.default_rng(7).integers(0, 200, (100, 1, 1, 3))
+    return (centre[labels] + rng.integers(0, 56, (len(labels), 8, 8, 3))).astype(np.uint8), labels
+
+
+def teach(learner: Any, *tasks: tuple[int, ...], each: int = 8) -> Any:
+    for classes in tasks:
+        learner.learn_task(*images_of(*classes, each=each))
+    return learner
+
+
+def found_in(rows: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """How far each of ``rows`` is from the nearest row of ``among``. (N, D), (M, D) -> (N,)"""
+    return torch.cdist(rows.double(), among.double()).amin(1)
+
+
+def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two snapshots are equal, bit for bit."""
+    try:
+        assert_same(one, other)
+    except AssertionError:
+        return False
+    return True
+
+
+def resumes(make: Callable[[], Learner]) -> bool:
+    """Whether a learner restored after the first of two tasks ends as one that was never interrupted."""
+    straight, resumed = make(), make()
+    teach(straight, (0, 1), each=4)
+    state = {key: value.clone() for key, value in straight.state().items()}
+    resumed.restore(straight.classes, straight.task_sizes, state)
+    return is_same(snapshot(teach(straight, (2, 3), each=4)), snapshot(teach(resumed, (2, 3), each=4)))

@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import morecl
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.files import atomic_folder, sealed, write_json
 from morecl.methods import Learner, method_class
-from morecl.nn.backbone import SHIPPED, load_backbone
+from morecl.nn.backbone import load_backbone
 
 FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"

@@ -176,8 +176,8 @@ def suite(
 ) -> None:
     """Run methods x benchmarks x seeds; what is finished is skipped."""
     from morecl.config import parse_assignments
-    from morecl.suite.run_suite import run_suite, show
-    from morecl.suite.suites import load_suite, number_list, plan
+    from morecl.suite.plan import load_suite, number_list, plan
+    from morecl.suite.run import run_suite, show
 
     settings = parse_assignments(set_ or [])
     settings |= _given({"backbone": backbone, "device": device})
@@ -219,7 +219,7 @@ def tune(
     from morecl.config import parse_assignments
     from morecl.display import watching
     from morecl.runner import RunRequest
-    from morecl.suite.suites import number_list
+    from morecl.suite.plan import number_list
 
     settings = parse_assignments(set_ or [])
     settings |= _given({"backbone": backbone, "device": device})
@@ -263,7 +263,7 @@ def report(
     """Tables and figures from the records of finished runs."""
     from morecl.display import summary
     from morecl.files import check_target, write_text
-    from morecl.suite.report import FORMATS, collect, write_figures
+    from morecl.report.formats import FORMATS, collect, write_figures
 
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
-from morecl.nn.backbone import SHIPPED
 
 LARGEST = 2**20  # of a whole number whose field names no bound of its own
+
+# What a setting is to an experiment. Two runs whose settings differ only in fields with a role are the same experiment;
+# every other setting makes it another one.
+Role = Literal["repetition", "machine", "weights"]
+REPETITION: dict[str, Any] = {"role": "repetition"}  # tells repeated runs apart
+MACHINE: dict[str, Any] = {"role": "machine"}  # where and how fast it runs, not what is computed
+WEIGHTS: dict[str, Any] = {"role": "weights"}  # a path that depends on the machine; a record has the weights' hash
 
 
 class LearnerConfig(BaseModel):
@@ -23,7 +27,9 @@ class LearnerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    backbone: str = Field(SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH")
+    backbone: str = Field(
+        SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH", json_schema_extra=WEIGHTS
+    )
     image_size: int | None = Field(
         None, ge=4, le=4096, description="input size in pixels; the backbone's own if not given"
     )
@@ -31,11 +37,13 @@ class LearnerConfig(BaseModel):
     freeze_backbone: bool = Field(
         True, description="false: the backbone is trained too; by more, hat, owm, ncm and csc in the first task only"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...")
+    seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=REPETITION)
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...", json_schema_extra=MACHINE)
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
     compile: Literal["auto", "on", "off"] = Field("auto", description="auto: compiled, captured steps on a CUDA GPU")
-    eval_batch_size: int | None = Field(None, ge=1, description="images per forward pass outside training")
+    eval_batch_size: int | None = Field(
+        None, ge=1, description="images per forward pass outside training", json_schema_extra=MACHINE
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -67,12 +75,16 @@ class LearnerConfig(BaseModel):
             raise InputError(f"bad setting: {'; '.join(problems).replace('Value error, ', '')}") from error
 
     @classmethod
+    def with_role(cls, *roles: Role) -> frozenset[str]:
+        """Names of the settings that have one of ``roles``."""
+        extra = {name: field.json_schema_extra for name, field in cls.model_fields.items()}
+        return frozenset(name for name, e in extra.items() if isinstance(e, dict) and e.get("role") in roles)
+
+    @classmethod
     def choose(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Those of ``settings`` that are known here and have an effect: what trains nothing has no epochs."""
         known = {key: value for key, value in settings.items() if key in cls.model_fields}
-        without = (
-            set() if cls.parse(known).trains else SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys()
-        )
+        without = set() if cls.parse(known).trains else SgdConfig.training_settings()
         return {key: value for key, value in known.items() if key not in without}
 
     @classmethod
@@ -103,6 +115,11 @@ class SgdConfig(LearnerConfig):
     momentum: float = Field(0.9, ge=0, lt=1)
     batch_size: int = Field(64, ge=1)
 
+    @staticmethod
+    def training_settings() -> frozenset[str]:
+        """Settings without effect where nothing is trained."""
+        return frozenset(SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys())
+
 
 class TrainingConfig(SgdConfig):
     """Methods that train adapters."""
@@ -126,42 +143,3 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         except ValueError:  # no JSON, or a number of thousands of digits
             settings[key.strip()] = text
     return settings
-
-
-def resolve_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    there = ", ".join(f"{kind}:{index}" if index else kind for kind, n in counts.items() for index in range(n))
-    try:
-        device = torch.device(name)
-        missing = (device.index or 0) >= counts.get(device.type, 0)
-    except RuntimeError:
-        missing = True
-    if missing:
-        raise InputError(f"device {name!r} cannot be used here: there is only {there}")
-    try:
-        torch.empty(0, device=device)
-    except RuntimeError as error:
-        raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that matrices are multiplied in."""
-    if name == "auto":
-        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if fast else torch.float32
-    return torch.bfloat16 if name == "bf16" else torch.float32
-
-
-def resolve_compile(name: str, device: torch.device) -> bool:
-    """Whether networks run through compiled code: ours (:mod:`morecl.nn.fused`), else what ``torch.compile`` makes.
-
-    Both need a C compiler when they first run, which slim containers have not; ``auto`` then does without.
-    """
-    able = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
-    if name == "on" and not able:
-        raise InputError("compile=on needs a C compiler: install gcc or clang, or name one in the variable CC")
-    return name == "on" or (name == "auto" and device.type == "cuda" and able)

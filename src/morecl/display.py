@@ -19,8 +19,8 @@ from morecl.evaluator import Step
 from morecl.methods import Learner
 from morecl.progress import EpochDone
 from morecl.records import Record
+from morecl.report.tables import Column, arrange, held_out_note
 from morecl.runner import Watcher
-from morecl.suite.tables import Column, arrange, held_out_note
 
 _MEANINGS = {  # of the summary's columns
     "ACA": "accuracy on the images of all classes after the last task",

@@ -1,4 +1,4 @@
-"""From whatever the user has (arrays, PIL images, paths) to uint8 arrays, and from those to the backbone's input."""
+"""Images with NumPy and Pillow alone: from whatever the user has (arrays, PIL images, paths) to uint8 arrays."""
 
 from __future__ import annotations
 
@@ -7,28 +7,68 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
-from torch.nn import functional as F
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from morecl.nn.backbone import InputSpec
-from morecl.pictures import ImageArray, colour, middle, open_image, square
+ImageArray = NDArray[np.uint8]
+STRIP = 32  # times as long as wide: of a longer strip only the middle is scaled
 
 
-def as_array(images: Any, spec: InputSpec) -> ImageArray:
+def open_image(path: str | Path) -> Image.Image:
+    """Upright, RGB. Whatever Pillow raises is left to the caller."""
+    with Image.open(path) as file:
+        return colour(ImageOps.exif_transpose(file))
+
+
+def colour(image: Image.Image) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(f"mode {image.mode}: only 8 bits a channel are understood")
+    return image.convert("RGB")
+
+
+def square(image: Image.Image, side: int) -> ImageArray:
+    """The shorter side resized to ``side`` (bicubic), the centre cut out: (side, side, 3).
+
+    The first half of every backbone's evaluation transform: :class:`morecl.nn.preprocess.Preprocess` then finds the
+    resize already done.
+    """
+    image = image.crop(middle(*image.size))
+    width, height = image.size
+    short = min(width, height)
+    image = image.resize((side * width // short, side * height // short), Image.Resampling.BICUBIC)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+def to_side(images: ImageArray, side: int) -> ImageArray:
+    """Every image of (N, H, W, 3) brought to (side, side) as :func:`square` does."""
+    if images.shape[1:3] == (side, side):
+        return images
+    return np.stack([square(Image.fromarray(image), side) for image in images])
+
+
+def middle(width: int, height: int) -> tuple[int, int, int, int]:
+    """What the centre square is cut from (left, top, right, bottom): the whole image, but for the ends of a strip.
+
+    A strip scaled as a whole would take gigabytes: one of 1 x 60,000 pixels becomes 224 x 13,440,000.
+    """
+    longest = STRIP * min(width, height)
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, width - left, height - top
+
+
+def as_array(images: Any, side: int) -> ImageArray:
     """``images`` as uint8 (N, H, W, 3).
 
     An array (N, H, W, 3) or (N, H, W), NumPy or torch, is taken as it is (grey is repeated three times). A list of
     PIL images, paths or single arrays is opened one by one; those that are larger, and all if they differ in size,
-    are brought to ``spec.resize`` x ``spec.resize`` as :func:`square` does.
+    are brought to ``side`` x ``side`` as :func:`square` does.
 
     Raises:
         TypeError: not uint8, or not images at all.
         ValueError: wrong number of dimensions, empty image, unreadable or too large file, more than 8 bits a channel.
     """
-    if isinstance(images, Tensor):
+    if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()
     if isinstance(images, np.ndarray):
         return _rgb(images, "images")
@@ -38,10 +78,10 @@ def as_array(images: Any, spec: InputSpec) -> ImageArray:
             f"got {type(images).__name__}"
         )
     if not images:
-        return np.empty((0, spec.resize, spec.resize, 3), np.uint8)
-    opened = [_no_larger(_open(image, index), spec.resize) for index, image in enumerate(images)]
+        return np.empty((0, side, side, 3), np.uint8)
+    opened = [_no_larger(_open(image, index), side) for index, image in enumerate(images)]
     if len({image.shape for image in opened}) > 1:
-        opened = [square(Image.fromarray(image), spec.resize) for image in opened]
+        opened = [square(Image.fromarray(image), side) for image in opened]
     return np.stack(opened)
 
 
@@ -63,8 +103,10 @@ def _open(image: Any, index: int) -> Image.Image:
             return colour(image)
         except ValueError as error:
             raise ValueError(f"image {index}: {error}") from error
-    if isinstance(image, np.ndarray | Tensor):
-        array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    if isinstance(image, np.ndarray):
+        array = image
         return Image.fromarray(_rgb(array[None], f"image {index}")[0])
     raise TypeError(f"image {index} is a {type(image).__name__}; expected a PIL image, a path or a uint8 array")
 
@@ -84,33 +126,3 @@ def _rgb(array: NDArray[Any], what: str) -> ImageArray:
     if min(array.shape[1:3]) < 1:
         raise ValueError(f"{what} have an empty side: {array.shape}")
     return array
-
-
-class Preprocess:
-    """timm's evaluation transform for batches on the device: resize (bicubic, antialiased), centre crop, normalise.
-
-    As PIL does it, horizontally first, then vertically, rounded to 8 bits each time; so the result equals PIL's but
-    for one grey level in the rare pixel that lies between two.
-
-    Shapes: uint8 (B, H, W, 3) -> float32 (B, 3, S, S).
-    """
-
-    def __init__(self, spec: InputSpec, device: torch.device):
-        self.spec = spec
-        self.mean = torch.tensor(spec.mean, device=device)[:, None, None] * 255
-        self.std = torch.tensor(spec.std, device=device)[:, None, None] * 255
-
-    def __call__(self, images: Tensor) -> Tensor:
-        x = images.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
-        left, top, right, bottom = middle(x.shape[3], x.shape[2])
-        x = x[:, :, top:bottom, left:right]
-        height, width = x.shape[2:]
-        if min(height, width) != self.spec.resize:
-            short = min(height, width)
-            size = (self.spec.resize * height // short, self.spec.resize * width // short)
-            for step in ((height, size[1]), size):
-                x = F.interpolate(x, step, mode="bicubic", antialias=True, align_corners=False).round().clamp(0, 255)
-        top = round((x.shape[2] - self.spec.size) / 2)
-        left = round((x.shape[3] - self.spec.size) / 2)
-        x = x[:, :, top : top + self.spec.size, left : left + self.spec.size]
-        return (x - self.mean) / self.std

@@ -5,10 +5,7 @@ What takes seconds to import (torch, timm) is imported where it is needed: the b
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
-
+from morecl.catalogue import METHODS
 from morecl.data import load_recipe, recipe_names
 
 
@@ -18,9 +15,7 @@ def listing(what: str) -> list[tuple[str, str]]:
 
 
 def _methods() -> list[tuple[str, str]]:
-    from morecl.methods import METHODS
-
-    return [(name, _first_paragraph(sys.modules[method.__module__])) for name, method in METHODS.items()]
+    return [(method.name, method.summary) for method in METHODS.values()]
 
 
 def _benchmarks() -> list[tuple[str, str]]:
@@ -32,7 +27,7 @@ def _benchmarks() -> list[tuple[str, str]]:
 
 
 def _suites() -> list[tuple[str, str]]:
-    from morecl.suite.suites import load_suite, suite_names
+    from morecl.suite.plan import load_suite, suite_names
 
     return [(name, load_suite(name).description) for name in suite_names()]
 
@@ -41,7 +36,7 @@ def _backbones() -> list[tuple[str, str]]:
     import timm
     from timm.models import is_model_pretrained
 
-    from morecl.nn.backbone import SHIPPED
+    from morecl.catalogue import SHIPPED
 
     shipped = (SHIPPED, "2.7 M parameters, 32 px; ships with morecl (the default)")
     known = [*timm.list_models(module="deit"), *timm.list_models(module="vision_transformer")]
@@ -62,9 +57,3 @@ def _is_usable(name: str) -> bool:
     with torch.device("meta"):
         vit = timm.create_model(name, num_classes=0, depth=1)
     return type(vit) is VisionTransformer and refusal(vit) is None
-
-
-def _first_paragraph(module: object) -> str:
-    """In one line, and of a citation ``(authors; where and when)`` only where and when."""
-    text = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
-    return re.sub(r"\([^();]+; ", "(", text)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from morecl.pictures import ImageArray, to_side
+from morecl.images import ImageArray, to_side
 
 Columns = NDArray[np.int64]
 Extra = NDArray[np.float32]

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import morecl
 from morecl import checkpoint, metrics
+from morecl.catalogue import SHIPPED
 from morecl.data import Recipe, TaskStream, build_stream, load_recipe
 from morecl.data.datasets import FOLDER
 from morecl.errors import InputError, unknown_name
@@ -37,7 +38,7 @@ from morecl.evaluator import Evaluator, Step
 from morecl.files import SEAL, atomic_folder, sealed, write_json
 from morecl.locking import LOCK, claimed
 from morecl.methods import METHODS, Learner, create, method_class
-from morecl.nn.backbone import SHIPPED, located
+from morecl.nn.backbone import located
 from morecl.progress import Listener, silent
 from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc, write_record
 

@@ -25,7 +25,7 @@ from morecl.files import write_json
 from morecl.methods import method_class
 from morecl.records import Record
 from morecl.runner import RUN, RunRequest, Watcher, effective_settings
-from morecl.suite.run_suite import finished_record
+from morecl.suite.run import finished_record
 
 TUNED = ("lr", "epochs")
 FILE = "tune.json"

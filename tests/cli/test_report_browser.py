@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from morecl.suite import report
+from morecl.report import formats as report
 from synthetic import make_record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

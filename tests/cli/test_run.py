@@ -394,7 +394,7 @@ def world():
             os.listdir(), torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(), warnings.showwarning)
 before = world()
-import morecl, morecl.cli, morecl.runner, morecl.display, morecl.suite.report
+import morecl, morecl.cli, morecl.runner, morecl.display, morecl.report.formats
 assert before == world()
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}

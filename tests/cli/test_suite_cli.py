@@ -13,7 +13,7 @@ from calling import exit_code
 from morecl import runner
 from morecl.records import read_record
 from morecl.runner import RUN, RunRequest, Watcher
-from morecl.suite import run_suite
+from morecl.suite import run as run_suite
 
 SUITE = """
 description = "small"

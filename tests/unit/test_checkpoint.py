@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 import morecl
 import tiny
 from morecl import checkpoint
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.files import sealed
 from morecl.methods import Learner
-from morecl.nn.backbone import SHIPPED
 
 TEST = tiny.pictures(0, 4, draw=1)
 

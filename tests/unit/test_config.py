@@ -9,10 +9,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from morecl.config import parse_assignments, resolve_compile, resolve_device, resolve_precision
+from morecl.config import parse_assignments
 from morecl.errors import InputError, unknown_name
 from morecl.methods import METHODS, create
 from morecl.methods.more import MoreConfig
+from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 
 
 def test_defaults_are_the_papers() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from morecl.images import Preprocess, as_array
-from morecl.nn.backbone import InputSpec
-from morecl.pictures import STRIP, square, to_side
+from morecl.images import STRIP, as_array, square, to_side
+from morecl.nn.preprocess import InputSpec, Preprocess
 
 SPEC = InputSpec(size=8, resize=10)
 RNG = np.random.default_rng(0)
@@ -20,30 +19,30 @@ COLOUR = RNG.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
 
 
 def test_arrays_are_taken_as_they_are() -> None:
-    assert as_array(COLOUR, SPEC) is COLOUR
-    assert np.array_equal(as_array(torch.from_numpy(COLOUR), SPEC), COLOUR)
+    assert as_array(COLOUR, SPEC.resize) is COLOUR
+    assert np.array_equal(as_array(torch.from_numpy(COLOUR), SPEC.resize), COLOUR)
 
 
 def test_grey_is_repeated() -> None:
     grey = COLOUR[..., 0]
     expected = np.stack([grey] * 3, -1)
-    assert np.array_equal(as_array(grey, SPEC), expected)
-    assert np.array_equal(as_array(grey[..., None], SPEC), expected)
-    assert np.array_equal(as_array(list(grey), SPEC), expected)
+    assert np.array_equal(as_array(grey, SPEC.resize), expected)
+    assert np.array_equal(as_array(grey[..., None], SPEC.resize), expected)
+    assert np.array_equal(as_array(list(grey), SPEC.resize), expected)
 
 
 def test_lists_of_anything(tmp_path: Path) -> None:
     Image.fromarray(COLOUR[0]).save(tmp_path / "0.png")
     mixed: list[Any] = [tmp_path / "0.png", Image.fromarray(COLOUR[1]), torch.from_numpy(COLOUR[2])]
-    assert np.array_equal(as_array(mixed, SPEC), COLOUR)
-    assert np.array_equal(as_array(tuple(str(p) for p in mixed[:1]), SPEC), COLOUR[:1])
-    assert as_array([], SPEC).shape == (0, 10, 10, 3)
+    assert np.array_equal(as_array(mixed, SPEC.resize), COLOUR)
+    assert np.array_equal(as_array(tuple(str(p) for p in mixed[:1]), SPEC.resize), COLOUR[:1])
+    assert as_array([], SPEC.resize).shape == (0, 10, 10, 3)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK", "LA"])
 def test_every_kind_of_picture_becomes_colour(mode: str, tmp_path: Path) -> None:
     picture = Image.fromarray(COLOUR[0]).convert(mode)
-    array = as_array([picture], SPEC)
+    array = as_array([picture], SPEC.resize)
     assert array.shape == (1, 6, 5, 3) and array.dtype == np.uint8
     assert np.array_equal(array[0], np.asarray(picture.convert("RGB")))
 
@@ -52,13 +51,13 @@ def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise by a quarter
     Image.fromarray(COLOUR[0]).save(tmp_path / "turned.png", exif=exif)
-    assert np.array_equal(as_array([tmp_path / "turned.png"], SPEC)[0], np.rot90(COLOUR[0], -1))
+    assert np.array_equal(as_array([tmp_path / "turned.png"], SPEC.resize)[0], np.rot90(COLOUR[0], -1))
 
 
 def test_sizes_that_differ_are_brought_to_one() -> None:
     sides = [(6, 5), (30, 20), (10, 10), (7, 40)]
     pictures = [Image.fromarray(RNG.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in sides]
-    array = as_array(pictures, SPEC)
+    array = as_array(pictures, SPEC.resize)
     assert array.shape == (4, 10, 10, 3)
     for picture, row in zip(pictures, array, strict=True):
         assert np.array_equal(square(picture, 10), row)
@@ -67,7 +66,7 @@ def test_sizes_that_differ_are_brought_to_one() -> None:
 
 def test_large_pictures_are_not_kept_large() -> None:
     pictures = [Image.fromarray(RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)) for _ in range(2)]
-    array = as_array(pictures, SPEC)
+    array = as_array(pictures, SPEC.resize)
     assert array.shape == (2, 10, 10, 3)
     assert np.array_equal(array[1], square(pictures[1], 10))
 
@@ -101,7 +100,7 @@ def test_square_keeps_the_middle() -> None:
 )
 def test_what_cannot_be_used(images: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        as_array(images, SPEC)
+        as_array(images, SPEC.resize)
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
@@ -111,24 +110,24 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "half.png").write_bytes(good.read_bytes()[:4000])
     for name in ("text.png", "half.png"):
         with pytest.raises(ValueError, match=f"image 1: .*{name} cannot be read"):
-            as_array([good, tmp_path / name], SPEC)
+            as_array([good, tmp_path / name], SPEC.resize)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_more_than_eight_bits_are_refused_not_cut_off(mode: str, tmp_path: Path) -> None:
     picture = Image.fromarray(np.full((6, 5), 40_000, np.uint16)).convert(mode)
     with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits"):
-        as_array([COLOUR[0], picture], SPEC)
+        as_array([COLOUR[0], picture], SPEC.resize)
     picture.save(tmp_path / "deep.tif")
     with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits"):
-        as_array([tmp_path / "deep.tif"], SPEC)
+        as_array([tmp_path / "deep.tif"], SPEC.resize)
 
 
 def test_a_file_that_would_fill_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(COLOUR[0]).save(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(ValueError, match=r"image 0: .*bomb.png cannot be read as an image .*decompression bomb"):
-        as_array([tmp_path / "bomb.png"], SPEC)
+        as_array([tmp_path / "bomb.png"], SPEC.resize)
 
 
 def whole_then_cut(image: Image.Image, side: int) -> Any:
@@ -167,6 +166,6 @@ def test_a_very_long_strip_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         Image.Image, "resize", lambda self, size, *rest: sizes.append(size) or resize(self, size, *rest)
     )
-    assert as_array([strip, COLOUR[0]], spec).shape == (2, 224, 224, 3)
+    assert as_array([strip, COLOUR[0]], spec.resize).shape == (2, 224, 224, 3)
     assert max(max(size) for size in sizes) < 224 * (STRIP + 1) + 1
     assert Preprocess(spec, torch.device("cpu"))(torch.from_numpy(strip[None])).shape == (1, 3, 224, 224)

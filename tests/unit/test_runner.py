@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import morecl
+from morecl.catalogue import SHIPPED
 from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError
 from morecl.locking import claimed
-from morecl.nn.backbone import SHIPPED
 from morecl.runner import RunRequest, Watcher, effective_settings, resume, start
 
 DIGITS = load_recipe("digits-5t")

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import morecl
+from morecl.images import ImageArray
 from morecl.methods.base import Learner
-from morecl.pictures import ImageArray
 
 CLASSES_PER_TASK = 2
 

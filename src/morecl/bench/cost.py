@@ -35,11 +35,12 @@ from morecl.bench.common import (
     place_of,
     wait_for,
 )
-from morecl.config import LearnerConfig, SgdConfig, resolve_device
+from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import unknown_name
 from morecl.methods import METHODS, Learner, method_class
 from morecl.methods.finetune import Finetune
 from morecl.nn.backbone import Backbone
+from morecl.nn.device import resolve_device
 from morecl.nn.network import AdaptedViT
 
 LIMIT = 1.5

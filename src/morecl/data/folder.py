@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from morecl.data.stream import Dataset
 from morecl.errors import InputError
-from morecl.pictures import open_image, square
+from morecl.images import open_image, square
 
 # Pillow may not read all of them (.heic wants a plug-in); what it does not read is named, not passed over.
 EXTENSIONS = frozenset(
@@ -57,7 +57,7 @@ def find_classes(path: Path) -> tuple[str, ...]:
 
 def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
     """The images under ``path`` as ``size`` x ``size`` RGB: shorter side scaled (bicubic), centre cropped, as
-    :func:`morecl.pictures.square` does it to images that are handed to a learner.
+    :func:`morecl.images.square` does it to images that are handed to a learner.
 
     Images are ordered by class, then by path. EXIF orientation is honoured. Without train/ and test/ about a fifth of
     each class is the test split, chosen by a hash of CLASS/FILE: adding files never moves others, save that a class

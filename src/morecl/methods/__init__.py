@@ -1,36 +1,41 @@
-"""The methods, one file each. Adding one: write the file, name the class here; every contract test then runs on it."""
+"""The methods, one file each; :mod:`morecl.catalogue` names them. A method is imported when it is first asked for."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from morecl.errors import unknown_name
-from morecl.methods.agem import Agem
-from morecl.methods.base import Learner, Output, Prediction
-from morecl.methods.csc import Csc
-from morecl.methods.derpp import Derpp
-from morecl.methods.eeil import Eeil
-from morecl.methods.finetune import Finetune
-from morecl.methods.gd import Gd
-from morecl.methods.hal import Hal
-from morecl.methods.hat import Hat
-from morecl.methods.icarl import Icarl
-from morecl.methods.joint import Joint
-from morecl.methods.more import More
-from morecl.methods.ncm import Ncm
-from morecl.methods.owm import Owm
-from morecl.methods.pass_ import Pass
-from morecl.methods.single import Single
+from morecl import catalogue
+from morecl.errors import InputError, unknown_name
 
-_CLASSES: tuple[type[Learner], ...] = (
-    *(More, Owm, Icarl, Agem, Eeil, Gd, Derpp, Hal, Pass, Hat),  # the paper's table
-    *(Ncm, Csc),  # the frozen backbone
-    *(Joint, Finetune, Single),  # bounds and reference
-)
-METHODS: dict[str, type[Learner]] = {method.name: method for method in _CLASSES}
+if TYPE_CHECKING:  # torch takes seconds to import
+    from morecl.methods.base import Learner, Output, Prediction
+
+__all__ = ["METHODS", "Learner", "Output", "Prediction", "create", "method_class"]
+
+
+class _Methods(Mapping[str, "type[Learner]"]):
+    """Name -> class, imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> type[Learner]:
+        module, _, cls = catalogue.METHODS[name].location.rpartition(".")
+        return getattr(importlib.import_module(f"morecl.methods.{module}"), cls)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(catalogue.METHODS)
+
+    def __len__(self) -> int:
+        return len(catalogue.METHODS)
+
+
+METHODS: Mapping[str, type[Learner]] = _Methods()
 
 
 def method_class(name: str) -> type[Learner]:
+    """The class of the method called ``name``."""
+    if not isinstance(name, str):
+        raise InputError(f"a method is chosen by its name, such as 'more', not by {name!r}")
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
@@ -39,8 +44,8 @@ def method_class(name: str) -> type[Learner]:
 def create(method: str, **settings: Any) -> Learner:
     """A new learner: ``create("more", backbone="vit_mini_patch4_32", memory_size=200, seed=0)``.
 
-    ``settings`` are the fields of the method's ``Config``; an unknown one is an error that names the nearest, and one
-    that would change nothing is an error, too.
+    ``settings`` are the fields of the method's ``Config``. An unknown setting is an error that names the nearest known
+    one; a setting without effect is an error, too.
     """
     cls = method_class(method)
     config = cls.Config.parse(settings)
@@ -48,4 +53,7 @@ def create(method: str, **settings: Any) -> Learner:
     return cls(config)
 
 
-__all__ = ["METHODS", "Learner", "Output", "Prediction", "create", "method_class"]
+def __getattr__(name: str) -> Any:
+    if name in ("Learner", "Output", "Prediction"):
+        return getattr(importlib.import_module("morecl.methods.base"), name)
+    raise AttributeError(f"module 'morecl.methods' has no attribute {name!r}")

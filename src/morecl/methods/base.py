@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from morecl.config import LearnerConfig, resolve_compile, resolve_device, resolve_precision
+from morecl.config import LearnerConfig
 from morecl.errors import InputError
-from morecl.images import Preprocess, as_array
+from morecl.images import ImageArray, as_array
 from morecl.memory import ReplayMemory
 from morecl.nn.backbone import Backbone, load_backbone
+from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
+from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
-from morecl.pictures import ImageArray
 from morecl.progress import Listener, silent
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
@@ -202,7 +203,7 @@ class Learner(ABC):
 
     def prepare(self, images: Any) -> Tokens:
         """Images on the device, ready for :meth:`embed`."""
-        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input))
+        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input.resize))
 
     def task_of_column(self) -> NDArray[np.int64]:
         """The task of each class, in the order of ``classes``."""
@@ -296,7 +297,7 @@ class Learner(ABC):
                 raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
             if name != name:
                 raise ValueError(f"label {index} is not a number (NaN)")
-        array = as_array(images, self.backbone.input)
+        array = as_array(images, self.backbone.input.resize)
         if len(array) != len(names):
             raise ValueError(f"{len(array)} images but {len(names)} labels")
         if not names:

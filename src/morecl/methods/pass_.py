@@ -43,11 +43,11 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.config import TrainingConfig
+from morecl.images import ImageArray, to_side
 from morecl.methods.base import Output, TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
-from morecl.pictures import ImageArray, to_side
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, fit, shuffled_batches

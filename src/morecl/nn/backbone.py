@@ -31,24 +31,12 @@ from timm.data import resolve_data_config
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
+from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec
 
-SHIPPED = "vit_mini_patch4_32"
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 HEAD_DIM = 64  # every ViT published by timm and the paper's DeiT-S has heads of 64 dimensions
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """What the backbone wants to see: ``resize`` the shorter side, crop the centre ``size`` x ``size``, normalise."""
-
-    size: int
-    resize: int
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from morecl.images import Preprocess
+from morecl.images import ImageArray
 from morecl.nn.network import AdaptedViT
-from morecl.pictures import ImageArray
+from morecl.nn.preprocess import Preprocess
 
 CPU_CACHE_BYTES = 2 << 30
 GPU_CACHE_SHARE = 0.25  # of the card's memory

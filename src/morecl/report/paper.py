@@ -7,31 +7,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
+from morecl.catalogue import METHODS
+from morecl.config import SgdConfig
 from morecl.records import Record
 
-# In the order of the rows: lower bound, the paper's methods, upper bound, reference.
-METHODS = {
-    "finetune": "Fine-tuning",
-    "owm": "OWM",
-    "icarl": "iCaRL",
-    "agem": "A-GEM",
-    "eeil": "EEIL",
-    "gd": "GD",
-    "derpp": "DER++",
-    "hal": "HAL",
-    "pass": "PASS",
-    "hat": "HAT",
-    "ncm": "NCM",
-    "csc": "CSC",
-    "more": "MORE",
-    "joint": "Joint",
-    "single": "Single",
-}
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
 REFERENCE = "single"  # one model per task alone, not a class-incremental learner: only forward transfer reads it
-
-UNTRAINED = ("ncm", "csc")  # on a frozen backbone they train nothing, and these settings mean nothing:
-TRAINING_SETTINGS = ("epochs", "lr", "momentum", "batch_size")
 
 # Name in print and number of tasks, in the order of the columns.
 BENCHMARKS = {
@@ -65,13 +46,19 @@ def settings(record: Record) -> dict[str, Any]:
     flat = flatten(record.config)
     names = {path: path.split(".")[-1] for path in flat}
     frozen = all(value for path, value in flat.items() if names[path] == "freeze_backbone")
-    without = TRAINING_SETTINGS if record.method in UNTRAINED and frozen else ()
+    method = METHODS.get(record.method)
+    without = SgdConfig.training_settings() if method and not method.trains and frozen else ()
     return {path: value for path, value in flat.items() if names[path] not in without}
 
 
 def setting(record: Record, name: str) -> Any:
     """The value called ``name`` among the record's :func:`settings`, at any depth; ``None`` where there is none."""
     return next((value for path, value in settings(record).items() if path.split(".")[-1] == name), None)
+
+
+def method_title(name: str) -> str:
+    """The method's name in print; a record may be of a method that is not known here."""
+    return METHODS[name].title if name in METHODS else name
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

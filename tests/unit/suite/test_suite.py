@@ -19,9 +19,10 @@ from morecl.errors import InputError
 from morecl.files import write_json
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
+from morecl.report import paper
 from morecl.runner import RESULT, RUN, RunRequest, effective_settings
-from morecl.suite import paper, run_suite
-from morecl.suite.suites import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
+from morecl.suite import run as run_suite
+from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
 from synthetic import make_record
 
 OUT = Path("out")

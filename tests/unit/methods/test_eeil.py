@@ -8,7 +8,7 @@ import torch
 
 from morecl.methods import eeil, single_head
 from morecl.methods.eeil import Eeil
-from replay_tasks import found_in, images_of, resumes, teach, tiny
+from tiny import found_in, images_of, learner_of, resumes, teach
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def counts(stage: dict[str, Any]) -> list[int]:
 
 
 def test_a_task_ends_with_a_balanced_stage_at_a_lower_rate(stages: list[dict[str, Any]]) -> None:
-    learner = tiny(Eeil, memory_size=8, lr=0.01, balanced_epochs=2)
+    learner = learner_of(Eeil, memory_size=8, lr=0.01, balanced_epochs=2)
     teach(learner, (0, 1))
     assert len(stages) == 1
     teach(learner, (2, 3))
@@ -49,7 +49,7 @@ def test_a_task_ends_with_a_balanced_stage_at_a_lower_rate(stages: list[dict[str
 
 
 def test_each_stage_distils_from_the_network_it_starts_with(stages: list[dict[str, Any]]) -> None:
-    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=1), (0, 1))
+    learner = teach(learner_of(Eeil, memory_size=8, balanced_epochs=1), (0, 1))
     x, y = images_of(2, 3)
     everything = np.concatenate([learner.memory.images, x])
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_each_stage_distils_from_the_network_it_starts_with(stages: list[dict[st
 
 
 def test_cross_distilled_loss_is_cross_entropy_plus_one_distillation_per_task() -> None:
-    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=0, temperature=3.0), (0, 1), (2, 3))
+    learner = teach(learner_of(Eeil, memory_size=8, balanced_epochs=0, temperature=3.0), (0, 1), (2, 3))
     x, y = images_of(0, 3)
     tokens = learner.prepare(x)
     loss, (targets, _) = learner._cross_distilled(tokens, np.array(y), [2, 2])
@@ -93,7 +93,7 @@ def test_memory_is_herded(monkeypatch: pytest.MonkeyPatch) -> None:
         return given[-1][1]
 
     monkeypatch.setattr(eeil, "herding_order", spy)
-    learner = teach(tiny(Eeil, memory_size=8, balanced_epochs=2, balanced_lr_factor=1.0), (0, 1), (2, 3))
+    learner = teach(learner_of(Eeil, memory_size=8, balanced_epochs=2, balanced_lr_factor=1.0), (0, 1), (2, 3))
     x, _ = images_of(2, 3)
     (_, _), (first, _), (last, order) = given
     assert np.array_equal(learner.memory.images[4:], x[order])
@@ -102,9 +102,9 @@ def test_memory_is_herded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_resumed_equals_uninterrupted() -> None:
-    assert resumes(lambda: tiny(Eeil, memory_size=12, balanced_epochs=1))
+    assert resumes(lambda: learner_of(Eeil, memory_size=12, balanced_epochs=1))
 
 
 def test_without_a_memory_there_is_no_balanced_stage(stages: list[dict[str, Any]]) -> None:
-    teach(tiny(Eeil, memory_size=0), (0, 1), (2, 3))
+    teach(learner_of(Eeil, memory_size=0), (0, 1), (2, 3))
     assert len(stages) == 2

@@ -10,8 +10,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from morecl.catalogue import SHIPPED
 from morecl.nn.adapter import AdapterWeights
-from morecl.nn.backbone import SHIPPED, Backbone, fingerprint, load_backbone
+from morecl.nn.backbone import Backbone, fingerprint, load_backbone
 from morecl.nn.heads import GrowingHead, task_head
 from morecl.nn.network import AdaptedViT
 from morecl.random import generator

@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from morecl.images import Preprocess
-from morecl.nn.backbone import IMAGENET_MEAN, IMAGENET_STD, SHIPPED, InputSpec, load_backbone
+from morecl.catalogue import SHIPPED
+from morecl.nn.backbone import load_backbone
+from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec, Preprocess
 
 CASES = [
     # height, width, input size, crop share

@@ -9,7 +9,7 @@ import torch
 from morecl.distillation import class_weights
 from morecl.methods import single_head
 from morecl.methods.gd import Gd
-from replay_tasks import found_in, images_of, resumes, teach, tiny
+from tiny import found_in, images_of, learner_of, resumes, teach
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def logits(learner: Gd, images: np.ndarray) -> torch.Tensor:
 
 
 def test_a_task_ends_with_a_balanced_stage_of_the_head_alone(stages: list[dict[str, Any]]) -> None:
-    learner = teach(tiny(Gd, memory_size=4, lr=0.01, balanced_epochs=1), (0, 1))
+    learner = teach(learner_of(Gd, memory_size=4, lr=0.01, balanced_epochs=1), (0, 1))
     assert len(stages) == 1
     x, y = images_of(2, 3)
     everything = np.concatenate([learner.memory.images, x])
@@ -63,14 +63,15 @@ def test_a_task_ends_with_a_balanced_stage_of_the_head_alone(stages: list[dict[s
 
 def test_the_balanced_stage_moves_the_head_only() -> None:
     with_stage, without = (
-        teach(tiny(Gd, memory_size=4, balanced_epochs=epochs), (0, 1), (2, 3)).model.state_dict() for epochs in (3, 0)
+        teach(learner_of(Gd, memory_size=4, balanced_epochs=epochs), (0, 1), (2, 3)).model.state_dict()
+        for epochs in (3, 0)
     )
     changed = {key for key in with_stage if not torch.equal(with_stage[key], without[key])}
     assert changed == {"head.weight", "head.bias"}
 
 
 def test_both_teachers_are_as_they_should_be(stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = teach(tiny(Gd, memory_size=8, epochs=2, lr=0.02, balanced_epochs=0), (0, 1))
+    learner = teach(learner_of(Gd, memory_size=8, epochs=2, lr=0.02, balanced_epochs=0), (0, 1))
     x, y = images_of(2, 3)
     everything = np.concatenate([learner.memory.images, x])
     before, tokens = logits(learner, everything), learner.prepare(everything).range(0, 24)
@@ -99,7 +100,7 @@ def test_both_teachers_are_as_they_should_be(stages: list[dict[str, Any]], monke
 
 def test_the_teacher_learns_its_classes_and_to_be_unsure_of_the_memory(stages: list[dict[str, Any]]) -> None:
     """Cross-entropy, mean over the task's images, plus that with the uniform distribution, mean over the memory's."""
-    learner = teach(tiny(Gd, memory_size=6, batch_size=30, lr=0.02, balanced_epochs=0), (0, 1))
+    learner = teach(learner_of(Gd, memory_size=6, batch_size=30, lr=0.02, balanced_epochs=0), (0, 1))
     x, y = images_of(2, 3, 4)
     everything = learner.prepare(np.concatenate([learner.memory.images, x])).range(0, 30)
     learner.learn_task(x, y)
@@ -114,7 +115,7 @@ def test_the_teacher_learns_its_classes_and_to_be_unsure_of_the_memory(stages: l
 
 
 def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = teach(tiny(Gd, memory_size=8), (0, 1))
+    learner = teach(learner_of(Gd, memory_size=8), (0, 1))
     x, _ = images_of(0, 1)
     before, start = logits(learner, x), []
     original = Gd._train
@@ -129,7 +130,7 @@ def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatc
 
 
 def test_loss_is_global_distillation_over_all_old_classes() -> None:
-    learner = tiny(Gd)
+    learner = learner_of(Gd)
     rng = np.random.default_rng(0)
     z, p, c, w = rng.normal(size=(5, 6)), rng.normal(size=(5, 4)), rng.normal(size=(5, 2)), rng.uniform(size=(5, 3))
     y = np.array([0, 5, 2, 1, 4])
@@ -154,4 +155,4 @@ def test_class_weights_leave_other_classes_alone() -> None:
 
 
 def test_resumed_equals_uninterrupted() -> None:
-    assert resumes(lambda: tiny(Gd, memory_size=12, balanced_epochs=1))
+    assert resumes(lambda: learner_of(Gd, memory_size=12, balanced_epochs=1))

@@ -36,10 +36,8 @@ from morecl.errors import InputError
 from morecl.methods import method_class
 from morecl.records import Record, read_record
 from morecl.runner import RESULT, RUN, RunRequest, effective_settings, read_request
-from morecl.suite.suites import PlannedRun
+from morecl.suite.plan import PlannedRun
 
-# Settings that say where and how fast a run is computed, not what.
-_HOW = {"device", "eval_batch_size"}
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 20.0
 _TAIL_BYTES = 2000
@@ -128,7 +126,7 @@ def finished_record(request: RunRequest, folder: Path) -> Record | None:
     if (folder / RESULT).is_file():
         record = read_record(folder / RESULT)
         here = _what(request, _config(request).record())
-        _same(folder, _what(there, record.config), here, apart_from=_HOW | {"data_root"})
+        _same(folder, _what(there, record.config), here, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
         return record
     begun, asked = (_what(one, _config(one).model_dump(mode="json")) for one in (there, request))
     _same(folder, begun, asked, apart_from=set())

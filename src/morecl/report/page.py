@@ -10,8 +10,8 @@ from importlib.resources import files
 from string import Template
 
 from morecl.records import Record
-from morecl.suite.figures import NARROW, WIDE, Drawing, drawings, inline_svg
-from morecl.suite.tables import Cell, Table, arrange, build_tables, columns_of, notes, stages
+from morecl.report.figures import NARROW, WIDE, Drawing, drawings, inline_svg
+from morecl.report.tables import Cell, Table, arrange, build_tables, columns_of, notes, stages
 
 
 def html(records: Sequence[Record]) -> str:
@@ -23,7 +23,7 @@ def html(records: Sequence[Record]) -> str:
     numbers = itertools.count()
     figures = [_benchmark(name, shown, numbers) for name, shown in by_benchmark.items()]
     links = [(f"table-{table.key}", table.title) for table in tables] + [(_anchor(name), name) for name in by_benchmark]
-    template = files("morecl.suite").joinpath("templates/report.html").read_text(encoding="utf-8")
+    template = files("morecl.report").joinpath("templates/report.html").read_text(encoding="utf-8")
     return Template(template).substitute(
         lead=escape(_lead(records)),
         cards="".join(_cards(tables, "main", "ACA", "accuracy after the last task"))

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from morecl.errors import InputError, unknown_name
 from morecl.files import atomic_path
 from morecl.records import Record
-from morecl.suite.paper import METHODS, REFERENCE
-from morecl.suite.tables import HELD_OUT, Column, Row, arrange, columns_of, entry_parts, stages
+from morecl.report.paper import REFERENCE, method_title
+from morecl.report.tables import HELD_OUT, Column, Row, arrange, columns_of, entry_parts, stages
 
 Floats = NDArray[np.float64]
 FORMATS = ("svg", "png")
@@ -92,7 +92,7 @@ def _short_label(row: Row, shared: Counter[tuple[str, str]]) -> str:
     """A long label without the settings that most rows of the method share; an ellipsis says that some are missing."""
     if len(row.label) <= _LABEL:
         return row.label
-    name = _cut(METHODS.get(row.method, row.method), _NAME if row.parts else _LABEL)
+    name = _cut(method_title(row.method), _NAME if row.parts else _LABEL)
     kept = list(row.parts)
     while kept:
         parts = [_cut(part, _PART) for part in kept] + ["…"] * (len(kept) < len(row.parts))

@@ -15,8 +15,9 @@ import torch
 from huggingface_hub import constants, is_offline_mode
 from safetensors.torch import save_file
 
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.nn.backbone import SHIPPED, load_backbone
+from morecl.nn.backbone import load_backbone
 
 TINY = "test_vit"  # timm's smallest: 0.4 M parameters
 

@@ -11,13 +11,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from morecl import methods
-from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import InputError
 from morecl.records import Metrics, Record, write_record
-from morecl.suite import report
-from morecl.suite.figures import NARROW, WIDE, Drawing, drawings, short_labels, svg, titled
-from morecl.suite.paper import METHODS, TRAINING_SETTINGS, UNTRAINED, paper, paper_number
-from morecl.suite.tables import Column, Row, Table, arrange, build_tables, notes, with_fwt
+from morecl.report import formats as report
+from morecl.report.figures import NARROW, WIDE, Drawing, drawings, short_labels, svg, titled
+from morecl.report.paper import METHODS, paper, paper_number
+from morecl.report.tables import Column, Row, Table, arrange, build_tables, notes, with_fwt
 from synthetic import make_record
 
 
@@ -121,8 +120,9 @@ def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
 
 def test_settings_without_effect_neither_split_rows_nor_are_told() -> None:
     """NCM and CSC train nothing on a frozen backbone; how they would have trained says nothing of a record."""
-    assert sorted(UNTRAINED) == sorted(name for name, method in methods.METHODS.items() if not method.Config().trains)
-    assert set(TRAINING_SETTINGS) == SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys()
+    assert {name for name, info in METHODS.items() if not info.trains} == {
+        name for name, method in methods.METHODS.items() if not method.Config().trains
+    }
     configs = [{}, {"epochs": 20, "lr": 0.1}, {"epochs": 5, "freeze_backbone": False}]
     records = [with_aca(70.0, "ncm", "cifar10-5t", seed=n, config=config) for n, config in enumerate(configs)]
     assert list(aca_cells(records[:2])) == ["NCM"]

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from morecl import metrics
+from morecl.catalogue import METHODS
+from morecl.config import LearnerConfig
 from morecl.records import Record
-from morecl.suite.paper import (
+from morecl.report.paper import (
     BENCHMARKS,
-    METHODS,
     REFERENCE,
     UPPER_BOUND,
+    method_title,
     paper,
     paper_number,
     paper_settings,
@@ -26,11 +28,7 @@ from morecl.suite.paper import (
     settings,
 )
 
-# Config values that do not make an experiment another one: its repetitions, and where and how fast it ran. The backbone
-# is one of them because its path depends on the machine; the recorded name and hash of its weights decide instead.
-NOT_A_SETTING = {"seed", "class_order", "class_order_name", "method", "benchmark", "backbone", "eval_batch_size"} | {
-    *("device", "data_root", "out", "output", "folder", "threads", "workers", "jobs", "resume", "progress")
-}
+NOT_A_SETTING = LearnerConfig.with_role("repetition", "machine", "weights")
 HELD_OUT = "held-out images"  # in the label of a row that is shown beside rows scored on the test set
 
 
@@ -44,7 +42,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        name = METHODS.get(self.method, self.method)
+        name = method_title(self.method)
         return f"{name} ({', '.join(self.parts)})" if self.parts else name
 
     @property
@@ -379,10 +377,10 @@ def notes(records: Sequence[Record]) -> list[str]:
     if repeated:
         found.append(f"The same seed and class order more than once, so no fair deviation: {', '.join(repeated)}.")
     if any(row.method == UPPER_BOUND for row in grid):
-        found.append(f"{METHODS[UPPER_BOUND]} keeps all data: an upper bound, never in bold.")
+        found.append(f"{method_title(UPPER_BOUND)} keeps all data: an upper bound, never in bold.")
     if len([row for row in grid if row.method == REFERENCE]) > 1:
         found.append(
-            f"{METHODS[REFERENCE]} was run with several settings; forward transfer is left out where they mix."
+            f"{method_title(REFERENCE)} was run with several settings; forward transfer is left out where they mix."
         )
     return found
 

@@ -8,7 +8,7 @@ import torch
 
 from morecl.methods import derpp
 from morecl.methods.derpp import Derpp, entering
-from replay_tasks import found_in, images_of, resumes, teach, tiny
+from tiny import found_in, images_of, learner_of, resumes, teach
 
 
 class Watch:
@@ -47,7 +47,7 @@ def near(rows: torch.Tensor, among: torch.Tensor) -> bool:
 
 
 def test_replays_the_logits_that_were_said_when_the_image_was_seen(watch: Watch) -> None:
-    learner = watch.learner = tiny(Derpp, memory_size=20, epochs=3, lr=0.05)
+    learner = watch.learner = learner_of(Derpp, memory_size=20, epochs=3, lr=0.05)
     teach(learner, (0, 1))
     said = torch.cat(watch.said)
     assert len(said) == 3 * 16
@@ -63,7 +63,7 @@ def test_replays_the_logits_that_were_said_when_the_image_was_seen(watch: Watch)
 
 def test_logits_belong_to_their_images(watch: Watch) -> None:
     """With a rate of (almost) nothing, what is said of an image never changes."""
-    learner = watch.learner = tiny(Derpp, memory_size=20, epochs=2, lr=1e-12)
+    learner = watch.learner = learner_of(Derpp, memory_size=20, epochs=2, lr=1e-12)
     teach(learner, (0, 1), (2, 3))
     with torch.no_grad():
         z = learner.head(torch.from_numpy(learner.features(learner.memory.images)))
@@ -76,7 +76,7 @@ def test_logits_belong_to_their_images(watch: Watch) -> None:
 
 
 def test_old_logits_are_compared_only_where_they_existed(watch: Watch) -> None:
-    learner = watch.learner = tiny(Derpp, memory_size=20)
+    learner = watch.learner = learner_of(Derpp, memory_size=20)
     teach(learner, (0, 1))
     first = torch.from_numpy(learner.memory.extras["logits"])
     watch.replayed.clear()
@@ -88,7 +88,7 @@ def test_old_logits_are_compared_only_where_they_existed(watch: Watch) -> None:
 
 
 def test_both_draws_are_made_apart_and_anew_in_each_step(watch: Watch) -> None:
-    learner = watch.learner = tiny(Derpp, memory_size=20, memory_batch_size=4, epochs=2)
+    learner = watch.learner = learner_of(Derpp, memory_size=20, memory_batch_size=4, epochs=2)
     teach(learner, (0, 1))
     watch.drawn.clear()
     teach(learner, (2, 3))
@@ -98,7 +98,7 @@ def test_both_draws_are_made_apart_and_anew_in_each_step(watch: Watch) -> None:
 
 def test_loss_is_equation_6() -> None:
     """The first step of a second task, worked out by hand from what the loop is given."""
-    learner = teach(tiny(Derpp, memory_size=20, alpha=0.3, beta=0.7), (0, 1))
+    learner = teach(learner_of(Derpp, memory_size=20, alpha=0.3, beta=0.7), (0, 1))
     seen: list[tuple[float, float]] = []
     original = derpp.fit
 
@@ -126,7 +126,7 @@ def test_loss_is_equation_6() -> None:
 
 
 def test_reservoir_counts_every_pass() -> None:
-    learner = teach(tiny(Derpp, memory_size=10, epochs=3), (0, 1))
+    learner = teach(learner_of(Derpp, memory_size=10, epochs=3), (0, 1))
     assert learner.memory.seen == 3 * 16 and len(learner.memory) == 10
     x, y = images_of(0, 1)
     label = {image.tobytes(): c for image, c in zip(x, y, strict=True)}
@@ -138,9 +138,9 @@ def test_of_two_images_sent_to_one_slot_the_last_stays() -> None:
 
 
 def test_works_without_a_memory() -> None:
-    learner = teach(tiny(Derpp, memory_size=0), (0, 1), (2, 3))
+    learner = teach(learner_of(Derpp, memory_size=0), (0, 1), (2, 3))
     assert len(learner.memory) == 0 and len(learner.predict(images_of(0)[0]).labels) == 8
 
 
 def test_resumed_equals_uninterrupted() -> None:
-    assert resumes(lambda: tiny(Derpp, memory_size=6))
+    assert resumes(lambda: learner_of(Derpp, memory_size=6))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from morecl.errors import InputError
 from morecl.methods.icarl import Icarl
 from morecl.progress import EpochDone
-from replay_tasks import images_of, resumes, same_state, teach, tiny
+from tiny import images_of, is_same, learner_of, resumes, snapshot, teach
 
 
 def unit(features: np.ndarray) -> np.ndarray:
@@ -18,7 +18,7 @@ def unit(features: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def learner() -> Icarl:
-    return teach(tiny(Icarl, memory_size=12, epochs=2), (0, 1), (2, 3))
+    return teach(learner_of(Icarl, memory_size=12, epochs=2), (0, 1), (2, 3))
 
 
 def test_predicts_the_class_whose_exemplars_have_the_nearest_mean(learner: Icarl) -> None:
@@ -40,7 +40,7 @@ def test_the_head_does_not_decide_but_says_how_well_an_image_is_known(learner: I
 
 
 def test_exemplars_are_herded_on_normalised_features() -> None:
-    learner = teach(tiny(Icarl, memory_size=6), (0, 1))
+    learner = teach(learner_of(Icarl, memory_size=6), (0, 1))
     x, y = images_of(0, 1)
     z = unit(learner.features(x))
     for c in (0, 1):
@@ -53,7 +53,7 @@ def test_exemplars_are_herded_on_normalised_features() -> None:
 
 
 def test_old_outputs_are_held_to_the_old_networks_sigmoids(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = teach(tiny(Icarl, memory_size=8), (0, 1))
+    learner = teach(learner_of(Icarl, memory_size=8), (0, 1))
     stored = learner.memory.images.copy()
     x, y = images_of(2, 3)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_old_outputs_are_held_to_the_old_networks_sigmoids(monkeypatch: pytest.M
 
 def test_the_loss_is_summed_over_classes_and_averaged_over_images() -> None:
     """One batch with a rate of (almost) nothing."""
-    learner, events = tiny(Icarl, batch_size=24, lr=1e-12), list[EpochDone]()
+    learner, events = learner_of(Icarl, batch_size=24, lr=1e-12), list[EpochDone]()
     x, y = images_of(0, 1, 2)
     learner.learn_task(x, y, events.append)
     with torch.no_grad():
@@ -88,12 +88,12 @@ def test_the_loss_is_summed_over_classes_and_averaged_over_images() -> None:
 
 
 def test_too_small_a_memory_is_refused_and_nothing_changes() -> None:
-    learner = teach(tiny(Icarl, memory_size=3), (0, 1))
-    twin = teach(tiny(Icarl, memory_size=3), (0, 1))
+    learner = teach(learner_of(Icarl, memory_size=3), (0, 1))
+    twin = teach(learner_of(Icarl, memory_size=3), (0, 1))
     with pytest.raises(InputError, match="memory_size=3"):
         learner.learn_task(*images_of(2, 3))
-    assert same_state(learner, twin) and learner.classes == [0, 1]
+    assert is_same(snapshot(learner), snapshot(twin)) and learner.classes == [0, 1]
 
 
 def test_resumed_equals_uninterrupted() -> None:
-    assert resumes(lambda: tiny(Icarl, memory_size=12))
+    assert resumes(lambda: learner_of(Icarl, memory_size=12))

@@ -8,11 +8,11 @@ import torch
 
 from morecl.methods import single_head
 from morecl.methods.joint import Joint
-from replay_tasks import images_of, resumes, teach, tiny
+from tiny import images_of, learner_of, resumes, teach
 
 
 def test_trains_on_everything_seen_starting_from_the_pretrained_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = tiny(Joint)
+    learner = learner_of(Joint)
     fresh = {key: value.clone() for key, value in learner.model.state_dict().items() if not key.startswith("head")}
     original, columns, starts = single_head.fit, [], []
 
@@ -40,7 +40,7 @@ def test_trains_on_everything_seen_starting_from_the_pretrained_state(monkeypatc
 
 def test_starts_anew_whatever_was_learned_before() -> None:
     """Its second step does not depend on how the first one was trained."""
-    a, b = teach(tiny(Joint), (0, 1)), teach(tiny(Joint), (0, 1))
+    a, b = teach(learner_of(Joint), (0, 1)), teach(learner_of(Joint), (0, 1))
     with torch.no_grad():
         for parameter in b.model.parameters():
             parameter.add_(1.0)
@@ -49,11 +49,11 @@ def test_starts_anew_whatever_was_learned_before() -> None:
 
 
 def test_keeps_every_image_with_its_label() -> None:
-    learner = teach(tiny(Joint), (0, 1), (2, 3))
+    learner = teach(learner_of(Joint), (0, 1), (2, 3))
     x = np.concatenate([images_of(0, 1)[0], images_of(2, 3)[0]])
     assert np.array_equal(learner.memory.images, x)
     assert learner.memory.labels == [c for c in range(4) for _ in range(8)]
 
 
 def test_resumed_equals_uninterrupted() -> None:
-    assert resumes(lambda: tiny(Joint))
+    assert resumes(lambda: learner_of(Joint))

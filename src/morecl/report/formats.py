@@ -8,9 +8,9 @@ from pathlib import Path
 
 from morecl.errors import InputError
 from morecl.records import Record, read_record
-from morecl.suite.figures import write_figures
-from morecl.suite.page import html
-from morecl.suite.tables import Cell, Table, build_tables, notes
+from morecl.report.figures import write_figures
+from morecl.report.page import html
+from morecl.report.tables import Cell, Table, build_tables, notes
 
 __all__ = ["FORMATS", "collect", "html", "latex", "markdown", "write_figures"]
 

@@ -1,0 +1,49 @@
+"""Where and how tensors are computed: the device, the precision, and whether code is compiled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import torch
+
+from morecl.errors import InputError
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    there = ", ".join(f"{kind}:{index}" if index else kind for kind, n in counts.items() for index in range(n))
+    try:
+        device = torch.device(name)
+        missing = (device.index or 0) >= counts.get(device.type, 0)
+    except RuntimeError:
+        missing = True
+    if missing:
+        raise InputError(f"device {name!r} cannot be used here: there is only {there}")
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:
+        raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that matrices are multiplied in."""
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if name == "bf16" else torch.float32
+
+
+def resolve_compile(name: str, device: torch.device) -> bool:
+    """Whether networks run through compiled code: ours (:mod:`morecl.nn.fused`), else what ``torch.compile`` makes.
+
+    Both need a C compiler when they first run, which slim containers have not; ``auto`` then does without.
+    """
+    able = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
+    if name == "on" and not able:
+        raise InputError("compile=on needs a C compiler: install gcc or clang, or name one in the variable CC")
+    return name == "on" or (name == "auto" and device.type == "cuda" and able)
