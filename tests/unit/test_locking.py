@@ -1,0 +1,62 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from morecl.errors import InputError
+from morecl.locking import LOCK, claimed
+
+# Opens the lock file, waits until it can lock what it opened, and holds it.
+WAITER = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+print("opened", flush=True)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
+    claim = "import sys, pathlib; from morecl.locking import claimed; claimed(pathlib.Path(sys.argv[1])).__enter__()"
+    command = [sys.executable, "-c", claim, str(tmp_path)]
+    with claimed(tmp_path):
+        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "InputError: another process is at work in" in other.stderr
+    assert subprocess.run(command, timeout=60).returncode == 0
+
+
+def test_only_one_is_in_when_another_had_opened_the_lock_file_before_it_was_released(tmp_path: Path) -> None:
+    """The second process locks the file it opened while the first was in; a third must find that same file locked."""
+    pytest.importorskip("fcntl")
+    with claimed(tmp_path):
+        command = [sys.executable, "-c", WAITER, str(tmp_path / LOCK)]
+        waiter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "opened\n"
+    try:
+        assert waiter.stdout.readline() == "locked\n"
+        with pytest.raises(InputError, match="another process is at work"), claimed(tmp_path):
+            raise AssertionError("two processes are in")
+    finally:
+        waiter.communicate("", timeout=60)
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_folder_that_was_created_and_stayed_empty_is_removed(tmp_path: Path) -> None:
+    with claimed(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "there").mkdir()
+    with claimed(tmp_path / "there"):
+        pass
+    assert [path.name for path in (tmp_path / "there").iterdir()] == [LOCK]
+    with claimed(tmp_path / "used"):
+        (tmp_path / "used" / "file").touch()
+    assert sorted(path.name for path in (tmp_path / "used").iterdir()) == [LOCK, "file"]
