@@ -1,43 +1,47 @@
-"""Learner x stream -> accuracies and OOD detection, each (network, test image) pair computed once."""
+"""Measures a learner on a stream: accuracies and OOD detection. Each (network, test image) pair is computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
-from morecl.methods import Learner
 from morecl.records import Roc
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import Tensor
+
+    from morecl.methods import Learner
 
 
 @dataclass(frozen=True)
 class Step:
-    """What was measured after one task, percent. After the last task nothing is unknown: OOD fields are ``None``."""
+    """Measurements after one task, in percent. After the last task nothing is unknown, so OOD fields are ``None``."""
 
-    accuracy: list[float]  # class-incremental, on the test images of each task learned
-    til: list[float]  # the same with the task told
+    accuracy: list[float]  # class-incremental, on the test images of each learned task
+    til: list[float]  # the same, given the task
     aca: float
     auc: float | None
     fpr95: float | None
     aupr: float | None
-    errors: tuple[float, float] | None  # share of the errors that go to earlier, later tasks
+    errors: tuple[float, float] | None  # shares of the errors where a class of an earlier or a later task was predicted
     roc: Roc | None
 
 
 class Evaluator:
     """Scores a learner on the test images of ``stream`` after each task.
 
-    Features are kept by the name of their network: a network that no longer changes (MORE's finished tasks, a frozen
-    backbone) sees each test image once in a whole run.
+    Features are cached by the name of their network, so a network that no longer changes (MORE's finished tasks, a
+    frozen backbone) sees each test image once per run.
     """
 
     def __init__(self, learner: Learner, stream: TaskStream):
-        """``learner`` learns the classes of ``stream`` by their names or by their labels."""
+        """``learner`` may know the classes of ``stream`` by their names or by their labels."""
         self.learner = learner
         self._label: dict[Hashable, int] = {}
         for label, name in enumerate(stream.dataset.classes):
@@ -49,10 +53,10 @@ class Evaluator:
         self._features: dict[str, Tensor] = {}
 
     def after_task(self, index: int) -> Step:
-        """Measure when tasks 0..index have been learned: accuracy on their images, rejection of all later ones.
+        """Measure after tasks 0..index: accuracy on their images, detection of all later images as unknown.
 
         Raises:
-            DivergedError: what was learned is too large to compute with.
+            DivergedError: some scores are not finite.
         """
         learner = self.learner
         self._features = {
@@ -63,8 +67,7 @@ class Evaluator:
         scores = output.scores.double().cpu().numpy()  # (N, C)
         if not np.isfinite(scores).all():
             raise DivergedError(
-                f"training diverged: after task {index + 1} there are scores that are not finite; "
-                "lower the learning rate (lr)"
+                f"training diverged: some scores are not finite after task {index + 1}; lower the learning rate (lr)"
             )
         seen = self.task_of_image <= index
         task = self.task_of_image[seen]
@@ -73,14 +76,14 @@ class Evaluator:
         label_of_column = np.array([self._label[name] for name in learner.classes])
 
         column = scores[seen].argmax(1)
-        told = np.where(task_of_column[None] == task[:, None], scores[seen], -np.inf).argmax(1)
+        given_task = np.where(task_of_column[None] == task[:, None], scores[seen], -np.inf).argmax(1)
         predicted = label_of_column[column]
         last = bool(seen.all())
         ood = (-output.known).double().cpu().numpy()
         known, unknown = ood[seen], ood[~seen]
         return Step(
             accuracy=metrics.accuracy_by_task(predicted, true, task, index + 1),
-            til=metrics.accuracy_by_task(label_of_column[told], true, task, index + 1),
+            til=metrics.accuracy_by_task(label_of_column[given_task], true, task, index + 1),
             aca=metrics.aca(predicted, true),
             auc=None if last else metrics.auc(known, unknown),
             fpr95=None if last else metrics.fpr95(known, unknown),

@@ -1,4 +1,4 @@
-"""Writing files so that a crash never leaves half of one: write beside, flush to disk, rename."""
+"""Atomic writes: a crash leaves no half-written file. Write under a temporary name, flush to disk, rename."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEAL = "sha256"
 
 
 def check_target(target: Path, example: str) -> None:
-    """Raise :class:`InputError` if no file can be written to ``target``: to be said before it is computed."""
+    """Raise :class:`InputError` if no file can be written to ``target``. Call it before a long computation."""
     if target.is_dir():
         raise InputError(f"{target} is a folder; give --out the name of a file, such as {target / example}")
     if file := next((parent for parent in target.parents if parent.is_file()), None):
@@ -27,7 +27,7 @@ def check_target(target: Path, example: str) -> None:
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``target``; on success it is renamed to ``target``, on failure removed."""
+    """Yield a temporary path in the folder of ``target``; rename it to ``target`` on success, remove it on failure."""
     if target.is_dir():
         raise InputError(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,13 +46,13 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``target`` that takes its place on success.
+    """Yield a temporary folder that replaces ``target`` on success.
 
-    A folder that is already there is moved aside first and deleted last, so that at every moment one complete
-    version exists under ``target`` or ``.target.old``.
+    An existing folder is first renamed and deleted last, so that at any moment one complete version exists as
+    ``target`` or ``.target.old``.
     """
     if target.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise InputError(f"{target} is where this process works or above it, and cannot be replaced; name a new folder")
+        raise InputError(f"{target} is the current directory or above it and cannot be replaced; name a new folder")
     if target.is_file():
         raise InputError(f"{target} is a file; give the name of a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,18 +76,18 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """``text`` as UTF-8, atomically."""
+    """Write ``text`` as UTF-8, atomically."""
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(target: Path, value: Any) -> None:
-    """``value`` as indented JSON, atomically; NaN and infinities are refused (they are not JSON)."""
+    """Write ``value`` as indented JSON, atomically. NaN and infinities raise ``ValueError``: JSON has neither."""
     write_text(target, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """``value`` with the sha256 of all the rest under ``SEAL``; what was changed since does not equal its own seal."""
+    """``value`` with the sha256 of its other entries under ``SEAL``; a changed value differs from its sealed self."""
     rest = {key: part for key, part in value.items() if key != SEAL}
     text = json.dumps(rest, sort_keys=True, allow_nan=False)
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}

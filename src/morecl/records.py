@@ -1,4 +1,4 @@
-"""The record of a run: one self-describing ``result.json``, the only thing that tables and reports are made from."""
+"""The record of a run: one self-describing ``result.json``, the only source of tables and reports. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from morecl.errors import InputError
 from morecl.files import write_json
 
-ROUNDING = 1e-6  # a mean of hundreds may be a little more than a hundred
+ROUNDING = 1e-6  # a mean of values of 100 may exceed 100 by a rounding error
 
 
 def _share(value: float) -> float:
@@ -41,7 +41,7 @@ class BackboneInfo(_Part):
 
 
 class DataInfo(_Part):
-    """What was learned from: enough to say whether two records saw the same images."""
+    """The data of a run: enough to tell whether two records saw the same images."""
 
     name: str
     fingerprint: str = Field(description="sha256 of the arrays as used (after any per-class limit)")
@@ -52,24 +52,24 @@ class DataInfo(_Part):
 
 
 class Metrics(_Part):
-    """Percent. ``None``: not defined for this run (a single task has no OOD data, and so on)."""
+    """In percent. ``None``: not defined for this run (with a single task there is no OOD data, for example)."""
 
     aca: Share = Field(description="accuracy on all test images of all classes after the last task")
     aia: Share = Field(description="mean over tasks of the accuracy on all classes seen so far")
     reduction_rate: Difference | None
     bwt: Difference | None = None
     fwt: Difference | None = None
-    auc: Share | None = Field(description="OOD detection after the second last task")
+    auc: Share | None = Field(description="OOD detection after the second-to-last task")
     iauc: Share | None = Field(description="mean of auc_per_step")
     fpr95: Share | None = None
     aupr: Share | None = None
-    til_accuracy: Share = Field(description="mean over tasks of the accuracy with the task told, after the last task")
-    errors_to_earlier: Share | None = Field(None, description="share of the wrong answers that go to an earlier task")
+    til_accuracy: Share = Field(description="mean over tasks of the accuracy given the task, after the last task")
+    errors_to_earlier: Share | None = Field(None, description="share of errors that predict an earlier task")
     errors_to_later: Share | None = None
 
 
 class Roc(_Part):
-    """ROC curve of OOD detection after the second last task (unknown is positive), thinned for drawing."""
+    """ROC curve of OOD detection after the second-to-last task (unknown is positive), thinned for drawing."""
 
     false_positive_rate: list[Share]
     true_positive_rate: list[Share]
@@ -78,12 +78,12 @@ class Roc(_Part):
     def _is_a_curve(self) -> Self:
         across, up = len(self.false_positive_rate), len(self.true_positive_rate)
         if across != up or not up:
-            raise ValueError(f"a curve has as many points across as up, and some; here {across} and {up}")
+            raise ValueError(f"a curve has as many x as y values, at least one; here {across} and {up}")
         return self
 
 
 class Record(_Part):
-    """Everything that is known of a finished run. Written once, never changed."""
+    """Everything known about a finished run. Written once, never changed."""
 
     schema_: Literal["morecl.result/1"] = Field(default="morecl.result/1", alias="schema")
     method: str
@@ -101,18 +101,18 @@ class Record(_Part):
     accuracy_matrix: list[list[Share | None]] = Field(
         description="class-incremental accuracy in percent: row i after task i, column j on the test images of task j"
     )
-    til_matrix: list[list[Share | None]] = Field(description="the same with the task told")
+    til_matrix: list[list[Share | None]] = Field(description="the same, given the task")
     aca_per_step: list[Share] = Field(description="accuracy on all classes seen, after each task")
-    auc_per_step: list[Share] = Field(description="T-1 entries: OOD detection after each task but the last")
+    auc_per_step: list[Share] = Field(description="OOD detection after each task but the last: T-1 entries")
     fpr95_per_step: list[Share] = Field(default_factory=list)
     aupr_per_step: list[Share] = Field(default_factory=list)
     roc: Roc | None = None
     seconds: dict[str, Seconds]
     entries: dict[str, NonNegativeInt] = Field(
-        description="numbers kept, by part; 'total' leaves out the replay 'buffer'"
+        description="stored numbers by part; 'total' does not include the replay 'buffer'"
     )
     capacity: list[Share] = Field(
-        default_factory=list, description="share of masked neurons taken after each task, percent (HAT, MORE)"
+        default_factory=list, description="percentage of masked neurons in use after each task (HAT, MORE)"
     )
     peak_memory_bytes: int | None = None
 
@@ -126,15 +126,15 @@ class Record(_Part):
         for name in ("accuracy_matrix", "til_matrix"):
             matrix = getattr(self, name)
             if [len(row) for row in matrix] != [tasks] * tasks:
-                raise ValueError(f"{name} is not {tasks} x {tasks}, a row and a column for each task")
+                raise ValueError(f"{name} is not {tasks} x {tasks}, one row and one column per task")
             if any(None in row[: after + 1] for after, row in enumerate(matrix)):
-                raise ValueError(f"{name} has no number for a task that was learned")
+                raise ValueError(f"{name} has no number for a learned task")
         if len(self.aca_per_step) != tasks:
             raise ValueError(f"aca_per_step has {len(self.aca_per_step)} numbers for {tasks} tasks")
         steps = {"aca": self.aca_per_step[-1], "aia": sum(self.aca_per_step) / tasks}
         for name, expected in steps.items():
             if abs(getattr(self.metrics, name) - expected) > ROUNDING:
-                raise ValueError(f"metrics.{name} is {getattr(self.metrics, name)}, by aca_per_step it is {expected}")
+                raise ValueError(f"metrics.{name} is {getattr(self.metrics, name)}, but aca_per_step gives {expected}")
         return self
 
 
@@ -144,7 +144,11 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Read and check a record; a damaged one is an :class:`InputError` that says what is wrong with it."""
+    """Read and check a record.
+
+    Raises:
+        InputError: the file cannot be read, or is no valid record; the message says why.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -106,5 +106,5 @@ def test_scores_that_are_not_finite_are_a_diverged_run(stream: TaskStream) -> No
     learner = tiny.create("finetune")
     learner.learn_task(stream[0].x_train, stream[0].y_train)
     learner.head.weight.data.fill_(float("nan"))  # type: ignore[operator, union-attr]
-    with pytest.raises(DivergedError, match="after task 1 there are scores that are not finite"):
+    with pytest.raises(DivergedError, match="some scores are not finite after task 1"):
         Evaluator(learner, stream).after_task(0)
