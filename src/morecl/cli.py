@@ -22,7 +22,7 @@ from morecl.errors import DivergedError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: only what a command needs is loaded
     from morecl.records import Record
-    from morecl.runner import Watcher
+    from morecl.run import Watcher
 
 app = typer.Typer(
     help="Teach an image classifier new classes, task after task, and have it say 'unknown'.",
@@ -124,7 +124,8 @@ def run(
 ) -> None:
     """Run a method on a benchmark and write result.json."""
     from morecl.config import parse_assignments
-    from morecl.runner import RunRequest, start
+    from morecl.data import load_recipe
+    from morecl.run import RunRequest, default_folder, start
 
     settings = parse_assignments(set_ or [])
     named = {"backbone": backbone, "memory_size": memory_size, "device": device}
@@ -143,8 +144,7 @@ def run(
         test_per_class=test_per_class,
         validation=validation,
     )
-    name = benchmark.replace("/", "_").replace(":", "_")
-    folder = out or Path("runs") / name / method / f"order-{class_order}-seed-{seed}"
+    folder = out or default_folder(Path("runs"), load_recipe(benchmark).name, method, class_order, seed)
     _watch(
         f"{benchmark} {method}", folder, lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher)
     )
@@ -153,11 +153,11 @@ def run(
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")]) -> None:
     """Go on with a run from its last checkpoint."""
-    from morecl import runner
+    from morecl import run as runs
 
-    request = runner.read_request(folder)
+    request = runs.read_request(folder)
     title = f"{request.benchmark} {request.method}"
-    _watch(title, folder, lambda watcher: runner.resume(folder, watcher))
+    _watch(title, folder, lambda watcher: runs.resume(folder, watcher))
 
 
 @app.command()
@@ -218,7 +218,7 @@ def tune(
     from morecl import tune as search
     from morecl.config import parse_assignments
     from morecl.display import watching
-    from morecl.runner import RunRequest
+    from morecl.run import RunRequest
     from morecl.suite.plan import number_list
 
     settings = parse_assignments(set_ or [])

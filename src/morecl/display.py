@@ -20,7 +20,7 @@ from morecl.methods import Learner
 from morecl.progress import EpochDone
 from morecl.records import Record
 from morecl.report.tables import Column, arrange, held_out_note
-from morecl.runner import Watcher
+from morecl.run import Watcher
 
 _MEANINGS = {  # of the summary's columns
     "ACA": "accuracy on the images of all classes after the last task",

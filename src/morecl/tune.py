@@ -1,8 +1,8 @@
-"""Searching the learning rate and the number of epochs on held-out training images, never on the test set.
+"""Searches the learning rate and the number of epochs on held-out training images, never on the test set.
 
-Every pair is one run per seed, scored on ``validation`` of each class's training images, which it does not train on
-(see ``morecl.data.build_stream``). Runs go to OUT/lr-R-epochs-E/order-K-seed-S, the result to OUT/tune.json, written
-anew after every pair. A search that was stopped goes on: finished runs are not repeated.
+Each pair is one run per seed, scored on a share (``validation``) of each class's training images that is not trained on
+(see ``morecl.data.build_stream``). Runs go to OUT/lr-R-epochs-E/order-K-seed-S, the result to OUT/tune.json, which is
+updated after every pair. An interrupted search continues where it stopped: finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from morecl import runner
-from morecl.data import load_recipe
 from morecl.errors import DivergedError, InputError
 from morecl.files import write_json
-from morecl.methods import method_class
+from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record
-from morecl.runner import RUN, RunRequest, Watcher, effective_settings
+from morecl.run import RUN, RunRequest, Watcher, launch
 from morecl.suite.run import finished_record
 
 TUNED = ("lr", "epochs")
@@ -34,7 +32,7 @@ Watch = Callable[[str], AbstractContextManager[Watcher]]
 
 
 class Trial(BaseModel):
-    """One pair of rate and epochs: means over the seeds, percent; ``None`` where a run diverged."""
+    """One pair of rate and epochs: means over the seeds in percent, ``None`` if a run diverged."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,14 +45,14 @@ class Trial(BaseModel):
 
 
 class Search(BaseModel):
-    """All that was tried. ``best`` has the highest ACA; of equal ones the highest AIA, then the fewest epochs."""
+    """All trials. ``best`` has the highest ACA; ties are broken by the highest AIA, then by the fewest epochs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     schema_: Literal["morecl.tune/1"] = Field(default="morecl.tune/1", alias="schema")
     request: RunRequest
     seeds: list[int]
-    complete: bool = Field(description="whether every pair asked for has been tried")
+    complete: bool = Field(description="whether all pairs have been tried")
     trials: list[Trial]
     best: Trial | None
 
@@ -68,9 +66,14 @@ def tune(
     out: Path,
     watch: Watch,
 ) -> Search:
-    """Try every pair of ``lrs`` and ``epochs`` with every seed; ``request`` is what they share.
+    """Try every pair of ``lrs`` and ``epochs`` with every seed.
 
-    ``request.validation`` is the share held out and must be given. ``watch(title)`` gives each run its watcher.
+    Args:
+        request: what the runs have in common. ``request.validation``, the share held out, is required.
+        watch: ``watch(title)`` gives the watcher of a run.
+
+    Raises:
+        InputError: the request is not valid, or a folder holds a different run. Nothing is written.
     """
     if request.validation is None:
         raise InputError("tuning needs held-out training images: give a validation share such as 0.1")
@@ -80,35 +83,35 @@ def tune(
         raise InputError("give the seed as --seeds")
     for name in TUNED:
         if name in request.settings:
-            raise InputError(f"{name} is what is searched: give its values as --{name}, not with --set")
+            raise InputError(f"{name} is searched: give its values as --{name}, not with --set")
     pairs = [(lr, count) for lr in lrs for count in epochs]
-    recipe = load_recipe(request.benchmark)
     asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
-    for run in (run for runs in asked.values() for run in runs):  # complain before anything is written
-        method_class(run.method).Config.parse(effective_settings(run.located(), recipe))
+    for run in (run for runs in asked.values() for run in runs):
+        run.resolve().check()
         finished_record(run, _folder(out, run))
     trials: list[Trial] = []
-    for pair, runs in asked.items():
-        trials.append(_trial(pair, runs, out, watch))
-        search = Search(
-            request=request,
-            seeds=list(seeds),
-            complete=len(trials) == len(pairs),
-            trials=trials,
-            best=best_of(trials),
-        )
-        write_json(out / FILE, search.model_dump(mode="json", by_alias=True))
+    with sigterm_as_interrupt():
+        for pair, runs in asked.items():
+            trials.append(_trial(pair, runs, out, watch))
+            search = Search(
+                request=request,
+                seeds=list(seeds),
+                complete=len(trials) == len(pairs),
+                trials=trials,
+                best=best_of(trials),
+            )
+            write_json(out / FILE, search.model_dump(mode="json", by_alias=True))
     return search
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial that :class:`Search` calls best; ``None`` if all diverged."""
+    """The best trial as :class:`Search` defines it; ``None`` if all diverged."""
     scored = [(t.aca, t.aia, -t.epochs, t) for t in trials if t.aca is not None and t.aia is not None]
     return max(scored, key=lambda entry: entry[:3])[-1] if scored else None
 
 
 def show(search: Search, console: Console) -> None:
-    """All trials, best in green, and how to use it."""
+    """Print all trials, the best in green, and the command line options for it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("lr", "epochs", "ACA %", "AIA %", "seconds"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -145,8 +148,10 @@ def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch
         if record is None:
             try:
                 with watch(f"lr {lr} epochs {epochs} seed {request.seed}") as watcher:
-                    begun = (folder / RUN).is_file()
-                    record = runner.resume(folder, watcher) if begun else runner.start(request, folder, watcher=watcher)
+                    if (folder / RUN).is_file():
+                        record = launch.resume(folder, watcher)
+                    else:
+                        record = launch.start(request, folder, watcher=watcher)
             except DivergedError as error:
                 return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=_seconds(records), note=str(error))
         records.append(record)

@@ -45,7 +45,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of MORE that nothing disturbed."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     from morecl.config import parse_assignments
-    from morecl.runner import RunRequest, start
+    from morecl.run import RunRequest, start
 
     settings = parse_assignments(SMALL[SMALL.index("--set") + 1 :: 2])
     request = RunRequest(
@@ -228,7 +228,7 @@ def test_ctrl_c_before_the_first_task_has_nothing_to_go_on_with(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("morecl.runner.build_stream", stopped)
+    monkeypatch.setattr("morecl.run.launch.build_stream", stopped)
     code, _, err = call("run", *SMALL, "--out", tmp_path / "run")
     assert code == 130 and "stopped; nothing was written" in err
     assert not (tmp_path / "run").exists()
@@ -342,9 +342,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "left"),
     [
-        ("first", [".lock", "run.json"]),
-        ("third", [".lock", "checkpoint-2", "run.json"]),
-        ("checkpoint", [".checkpoint-3.*.tmp", ".lock", "checkpoint-2", "run.json"]),
+        ("first", ["run.json"]),
+        ("third", ["checkpoint-2", "run.json"]),
+        ("checkpoint", [".checkpoint-3.*.tmp", "checkpoint-2", "run.json"]),
     ],
 )
 def test_resume_after_kill_9(call: Call, killed: Path, finished: Path, name: str, left: list[str]) -> None:
@@ -394,7 +394,7 @@ def world():
             os.listdir(), torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(), warnings.showwarning)
 before = world()
-import morecl, morecl.cli, morecl.runner, morecl.display, morecl.report.formats
+import morecl, morecl.cli, morecl.run.launch, morecl.display, morecl.report.formats
 assert before == world()
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from calling import exit_code
-from morecl import runner
 from morecl.records import read_record
-from morecl.runner import RUN, RunRequest, Watcher
+from morecl.run import RUN, RunRequest, Watcher, launch
 from morecl.suite import run as run_suite
 
 SUITE = """
@@ -55,8 +54,8 @@ def interrupted(folder: Path, request: RunRequest) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.start(request, folder, watcher=Watcher(task=after_first))
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-1", RUN]
+        launch.start(request, folder, watcher=Watcher(task=after_first))
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "checkpoint-1", RUN]
 
 
 def test_runs_resumes_survives_and_skips(
@@ -85,7 +84,7 @@ def test_runs_resumes_survives_and_skips(
     assert "mnist.npz is not an .npz file" in shown and "1 of 2 runs failed" in shown
     assert not (out / "mnist-5t" / "ncm-tiny" / "order-0-seed-0").exists()
     assert "going on after task 1 of 5" in begun.with_name("order-0-seed-0.log").read_text()
-    whole = runner.start(request, tmp_path / "whole")
+    whole = launch.start(request, tmp_path / "whole")
     assert read_record(begun / "result.json").accuracy_matrix == whole.accuracy_matrix
 
     write_mnist(data)
@@ -140,7 +139,7 @@ def test_interrupted_commands_say_how_to_go_on(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_suite, "run_suite", interrupt)
-    monkeypatch.setattr(runner, "start", interrupt)
+    monkeypatch.setattr(launch, "start", interrupt)
     file = tmp_path / "mine.toml"
     file.write_text('description = "a"\n[[runs]]\nmethods = ["ncm"]\nbenchmarks = ["digits-5t"]\n')
     tune = ["tune", "digits-5t", "--method", "finetune", "--lr", "0.1", "--epochs", "1", "--out", "x"]

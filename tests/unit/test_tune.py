@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from morecl import runner
 from morecl.errors import InputError
 from morecl.records import read_record
-from morecl.runner import RunRequest, Watcher
+from morecl.run import RunRequest, Watcher, launch
 from morecl.tune import Search, Trial, best_of, tune
 
 SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
@@ -77,7 +76,7 @@ def test_the_test_images_play_no_part(tmp_path: Path) -> None:
         assert (a.data.train_images, a.data.test_images) == (60, 20)
     # the same learner scored on the test splits: there the two differ
     scored = [
-        runner.start(request(root, validation=None, method="ncm", settings={"image_size": 8}), tmp_path / f"test{k}")
+        launch.start(request(root, validation=None, method="ncm", settings={"image_size": 8}), tmp_path / f"test{k}")
         for k, root in enumerate(roots)
     ]
     assert scored[0].accuracy_matrix != scored[1].accuracy_matrix
@@ -86,7 +85,7 @@ def test_the_test_images_play_no_part(tmp_path: Path) -> None:
 def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, out = write_data(tmp_path / "data", test_seed=1), tmp_path / "out"
     started: list[tuple[float, int]] = []
-    start = runner.start
+    start = launch.start
 
     def stopped_at_the_third(asked: RunRequest, folder: Path, **options: Any) -> Any:
         started.append((asked.settings["lr"], asked.seed))
@@ -94,7 +93,7 @@ def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return start(asked, folder, **options)
 
-    monkeypatch.setattr(runner, "start", stopped_at_the_third)
+    monkeypatch.setattr(launch, "start", stopped_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         search(root, out, seeds=(0, 1))
     left = json.loads((out / "tune.json").read_text())
@@ -109,7 +108,7 @@ def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatc
     assert found.best == best_of(found.trials)
     assert Search.model_validate_json((out / "tune.json").read_text()) == found
 
-    monkeypatch.delattr(runner, "start")
+    monkeypatch.delattr(launch, "start")
     assert facts(search(root, out, seeds=(0, 1))) == facts(found)
     with pytest.raises(InputError, match=r"validation = 0\.25, not 0\.5"):
         tune(request(root, validation=0.5), lrs=[0.05], epochs=[1], seeds=[0], out=out, watch=NoWatch())

@@ -98,7 +98,8 @@ def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
         if held == 0 or held == len(mine):
             raise InputError(_too_few(path, name, len(mine), held, automatic, len(skipped)))
     train, test = readable & ~test, readable & test
-    return Dataset(f"folder:{path.resolve().name}", x[train], y[train], x[test], y[test], classes, skipped)
+    name = f"folder:{path.resolve().name}"
+    return Dataset(name, x[train], y[train], x[test], y[test], classes, skipped, automatic)
 
 
 def _is_split(path: Path) -> bool:

@@ -32,10 +32,16 @@ class Dataset:
     y_test: Labels
     classes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    automatic_split: bool = False  # the test images were split off a user's folder that has no test/ of its own
 
     def __post_init__(self) -> None:
         if twice := sorted({name for name in self.classes if self.classes.count(name) > 1}):
             raise InputError(f"data set {self.name} has several classes of the name {', '.join(twice)}")
+
+    @property
+    def side(self) -> int:
+        """Height of the images in pixels, as stored here."""
+        return int(self.x_train.shape[1])
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,26 +1,25 @@
-"""Suites: a TOML file that names methods x benchmarks x seeds, and the list of runs that it stands for.
+"""Suites: a TOML file names methods x benchmarks x seeds; ``plan`` turns it into a list of runs.
 
     description = "one line for `morecl list suites`"
     seeds = [0, 1, 2, 3, 4]
-    class_order = "seed"        # order k goes with seed k, as in the paper's five runs; or "0".."4", or "random"
+    class_order = "seed"        # class order k for seed k, as in the paper's five runs; or "0".."4", or "random"
 
-    [settings]                  # for every method that has the setting, as in a benchmark's recipe
+    [settings]                  # used by every method that has the setting, as in a benchmark's recipe
     epochs = 5
 
     [[runs]]                    # every method on every benchmark with every seed; repeatable
     methods = ["more", "hat"]
     benchmarks = ["cifar10-5t"]
-    variant = "no-coefficient"  # needed where a [[runs]] sets anything of its own: it names the folder
+    variant = "no-coefficient"  # part of the folder's name; required if this [[runs]] sets anything below
     settings = { coefficient = false }
     tasks = 1                   # also: train_per_class, test_per_class, validation
 
-A run's folder is OUT/BENCHMARK/METHOD[-VARIANT]/order-K-seed-S. It does not depend on the suite, so that suites with
-the same OUT share their runs.
+A run's folder is OUT/BENCHMARK/METHOD[-VARIANT]/order-K-seed-S. It does not depend on the suite, so suites with the
+same OUT share runs.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +29,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from morecl.data import ORDERS, load_recipe
+from morecl.data import ORDERS
 from morecl.errors import InputError, unknown_name
 from morecl.methods import method_class
-from morecl.runner import RunRequest, effective_settings
+from morecl.run import RunRequest, default_folder
 
 WITH_SEED = "seed"
 
@@ -55,12 +54,12 @@ class Group(BaseModel):
     validation: float | None = Field(None, gt=0, lt=1)
 
     def options(self) -> dict[str, Any]:
-        """What is passed on to each run beside its settings."""
+        """What is passed to each run besides its settings."""
         return self.model_dump(include={"tasks", "train_per_class", "test_per_class", "validation"})
 
 
 class Suite(BaseModel):
-    """A suite as its file says it."""
+    """A suite as its file describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -74,7 +73,7 @@ class Suite(BaseModel):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run and where it goes."""
+    """A run and its folder."""
 
     request: RunRequest
     folder: Path
@@ -87,7 +86,7 @@ def suite_names() -> list[str]:
 
 
 def load_suite(name: str) -> Suite:
-    """A packaged suite, or a ``.toml`` file of the user's own.
+    """A packaged suite, or a user's ``.toml`` file.
 
     In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) is relative to that file.
     """
@@ -116,13 +115,16 @@ def plan(
     seeds: Sequence[int] | None = None,
     data_root: Path | None = None,
 ) -> list[PlannedRun]:
-    """All runs of ``suite``, checked, each once; the first seed of everything comes before the second of anything.
+    """All runs of ``suite``, checked and without duplicates: first all runs of the first seed, then of the second, ...
 
-    ``settings`` go to every method that has them, over those of the file; ``seeds`` replace those of the file.
+    Args:
+        out: folder of all runs.
+        settings: override the file's settings, for every method that has them.
+        seeds: replace the file's seeds.
     """
     common = {**suite.settings, **(settings or {})}
     if "seed" in common:
-        raise InputError("a seed is no setting of a suite: seeds = [...] in its file, or --seeds")
+        raise InputError("a suite has no setting `seed`: use seeds = [...] in its file, or --seeds")
     seeds = suite.seeds if seeds is None else seeds
     known = {
         key for group in suite.runs for method in group.methods for key in method_class(method).Config.model_fields
@@ -146,11 +148,11 @@ def plan(
 
 
 def number_list(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
-    """``"0,1,2"`` as numbers, each once."""
+    """``"0,1,2"`` as numbers, without duplicates."""
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError as error:
-        raise InputError(f"{option} wants numbers with commas between them, not {text!r}") from error
+        raise InputError(f"{option} wants numbers separated by commas, not {text!r}") from error
 
 
 def _planned(
@@ -166,11 +168,10 @@ def _planned(
     order = str(seed) if suite.class_order == WITH_SEED else suite.class_order
     if order not in ORDERS:
         raise InputError(
-            f"suite {suite.name}: there is no class order {order!r} (known: {', '.join(ORDERS)}); where order k goes "
-            'with seed k, seeds are 0 to 4. class_order = "random" allows others.'
+            f"suite {suite.name}: there is no class order {order!r} (known: {', '.join(ORDERS)}). By default seed k "
+            'uses class order k, so seeds are 0 to 4; class_order = "random" allows any seed.'
         )
     config = method_class(method).Config
-    recipe = load_recipe(benchmark)
     request = RunRequest(
         method=method,
         benchmark=benchmark,
@@ -180,18 +181,17 @@ def _planned(
         data_root=str(data_root) if data_root else None,
         **group.options(),
     )
-    config.parse(effective_settings(request, recipe))
-    name = f"{method}-{group.variant}" if group.variant else method
-    place = re.sub(r"[^\w.-]+", "_", recipe.name)
-    folder = out / place / name / f"order-{order}-seed-{seed}"
-    return PlannedRun(request, folder, f"{recipe.name} {name} order {order} seed {seed}")
+    run = request.resolve()
+    run.check()
+    folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
+    return PlannedRun(request, folder, f"{run.recipe.name} {folder.parent.name} order {order} seed {seed}")
 
 
 def _check_variant(suite: Suite, group: Group) -> None:
     own = [*group.settings, *(key for key, value in group.options().items() if value is not None)]
     if own and not group.variant:
         raise InputError(
-            f"suite {suite.name}: a [[runs]] sets {', '.join(own)} but has no `variant`, which names its folders"
+            f"suite {suite.name}: a [[runs]] sets {', '.join(own)} but has no `variant` to name its folders"
         )
 
 
@@ -200,7 +200,7 @@ def _packaged() -> Any:
 
 
 def _beside(folder: Path, benchmark: str) -> str:
-    """A benchmark that is a path, taken as relative to ``folder``."""
+    """``benchmark``; if it is a relative path, relative to ``folder``."""
     if benchmark.startswith("folder:"):
         return f"folder:{folder / Path(benchmark.removeprefix('folder:')).expanduser()}"
     return str(folder / Path(benchmark).expanduser()) if benchmark.endswith(".toml") else benchmark

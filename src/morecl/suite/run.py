@@ -1,10 +1,10 @@
-"""Many runs, several at once, each in a process of its own: one that fails or is killed takes no other with it.
+"""Runs experiments in parallel, each in its own process, so a crash affects only one.
 
-What is finished is skipped, what was begun goes on from its last checkpoint, so the same command again is the way to go
-on after an interruption. What a run prints goes to the file beside its folder, ``order-K-seed-S.log``.
+Finished runs are skipped and unfinished ones resumed, so after an interruption the same command continues. The output
+of a run goes to ``order-K-seed-S.log`` next to its folder.
 
 With ``jobs`` > 1 each process gets cores // jobs threads (``OMP_NUM_THREADS``, unless the environment sets it). On a
-CPU a run is bit-identical to another only with the same number of threads.
+CPU two runs are bit-identical only with the same number of threads.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO, Literal
 
 from rich import box
@@ -31,11 +29,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from morecl.config import LearnerConfig
-from morecl.data import load_recipe
 from morecl.errors import InputError
-from morecl.methods import method_class
+from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
-from morecl.runner import RESULT, RUN, RunRequest, effective_settings, read_request
+from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
 from morecl.suite.plan import PlannedRun
 
 _POLL_SECONDS = 0.2
@@ -45,7 +42,7 @@ _TAIL_BYTES = 2000
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of the suite ended. ``reason`` says why one failed."""
+    """How a run of the suite ended. ``reason`` says why it failed."""
 
     run: PlannedRun
     status: Literal["finished", "skipped", "failed"]
@@ -54,10 +51,11 @@ class Outcome:
 
 
 def run_suite(runs: Sequence[PlannedRun], console: Console, *, jobs: int = 1) -> list[Outcome]:
-    """Run all that is not finished, ``jobs`` at once, and say how each ended, in the order of ``runs``.
+    """Run everything that is not finished, ``jobs`` at a time. Returns one outcome per run, in the order of ``runs``.
 
-    Raises ``InputError`` before anything starts if a folder holds a run of something else. When interrupted (ctrl-C,
-    SIGTERM) all processes are stopped first.
+    Raises:
+        InputError: a folder holds a different run. Nothing is started.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
     """
     if jobs < 1:
         raise InputError(f"--jobs is 1 or more, not {jobs}")
@@ -71,7 +69,7 @@ def run_suite(runs: Sequence[PlannedRun], console: Console, *, jobs: int = 1) ->
     console.print(f"{len(runs)} runs{done}, {len(waiting)} to do, {jobs} at once", highlight=False)
     environment = _environment(jobs)
     running: list[_Job] = []
-    with _display(console) as display, _terminable():
+    with _display(console) as display, sigterm_as_interrupt():
         everything = display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
         try:
             while waiting or running:
@@ -90,7 +88,7 @@ def run_suite(runs: Sequence[PlannedRun], console: Console, *, jobs: int = 1) ->
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """The table at the end, and the reason of each failure."""
+    """Print the table of outcomes and the reason of each failure."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("benchmark", "method", "run", "status"):
         table.add_column(head, overflow="fold")
@@ -114,44 +112,43 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def finished_record(request: RunRequest, folder: Path) -> Record | None:
-    """The record in ``folder`` if ``request`` is finished there, ``None`` if it is not.
+    """The record in ``folder`` if ``request`` is finished there, else ``None``.
 
-    A folder with a run of something else, finished or begun, is an ``InputError``: it is neither used nor replaced.
-    Settings are compared as they take effect, so one that is set to its default is no difference; where a finished run
-    was computed (device, data root) is none either, but one that goes on must go on as it began.
+    Effective settings are compared, so setting something to its default makes no difference. Nor does it matter on
+    which machine a finished run was computed (device, data root), but an unfinished one must continue as it began.
+
+    Raises:
+        InputError: ``folder`` holds a different run, finished or not.
     """
     if not (folder / RUN).is_file():
         return None
-    there = read_request(folder)
+    there = read_request(folder).resolve()
+    here = request.resolve()
     if (folder / RESULT).is_file():
         record = read_record(folder / RESULT)
-        here = _what(request, _config(request).record())
-        _same(folder, _what(there, record.config), here, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
+        found = _facts(there, record.config)
+        wanted = _facts(here, here.config.record())
+        _refuse_different(folder, found, wanted, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
         return record
-    begun, asked = (_what(one, _config(one).model_dump(mode="json")) for one in (there, request))
-    _same(folder, begun, asked, apart_from=set())
+    found, wanted = (_facts(run, run.config.model_dump(mode="json")) for run in (there, here))
+    _refuse_different(folder, found, wanted, apart_from=set())
     return None
 
 
-def _config(request: RunRequest) -> LearnerConfig:
-    located = request.located()
-    settings = effective_settings(located, load_recipe(located.benchmark))
-    return method_class(request.method).Config.parse(settings)
+def _facts(run: ResolvedRun, config: dict[str, Any]) -> dict[str, Any]:
+    """What makes two runs the same: settings, request and data."""
+    request = run.request.model_dump(exclude={"settings", "directory", "plan", "keep_checkpoints"})
+    paths = {"benchmark": run.benchmark, "data_root": str(run.data_root) if run.data_root else None}
+    return {**config, **request, **paths, **run.plan}
 
 
-def _what(request: RunRequest, config: dict[str, Any]) -> dict[str, Any]:
-    located = request.located()
-    said = located.model_dump(mode="json", exclude={"settings", "directory", "plan"})
-    return {**config, **said, **located.planned(load_recipe(located.benchmark))}
-
-
-def _same(folder: Path, there: dict[str, Any], here: dict[str, Any], apart_from: set[str]) -> None:
-    """Settings that only one side knows are of another version of the method and cannot be compared."""
-    for key in sorted((there.keys() & here.keys()) - apart_from):
-        if there[key] != here[key]:
+def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any], apart_from: set[str]) -> None:
+    """Raise :class:`InputError` at a difference. A setting that one side lacks is of another version; it is ignored."""
+    for key in sorted((found.keys() & wanted.keys()) - apart_from):
+        if found[key] != wanted[key]:
             raise InputError(
-                f"{folder} holds a run with {key} = {there[key]!r}, not {here[key]!r}; choose another --out, or "
-                "delete that folder to run it anew"
+                f"{folder} holds a run with {key} = {found[key]!r}, not {wanted[key]!r}; choose another --out, or "
+                "delete that folder to run it again"
             )
 
 
@@ -186,7 +183,7 @@ class _Job:
         return Outcome(self.run, "failed", reason=f"{ending or f'exit code {code}'} (see {self.log})")
 
     def _last_line(self) -> str:
-        """The last line that this process, not an earlier one, has written."""
+        """The last line written by this process, not by an earlier one."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self.begin, size - _TAIL_BYTES))
@@ -196,7 +193,7 @@ class _Job:
 
 
 def _command(run: PlannedRun) -> list[str]:
-    """``morecl run`` with the request spelled out, or ``morecl resume`` where a run was begun."""
+    """``morecl run`` with all options of the request, or ``morecl resume`` if the run has begun."""
     start = [sys.executable, "-m", "morecl"]
     if (run.folder / RUN).is_file():
         return [*start, "resume", str(run.folder)]
@@ -213,7 +210,7 @@ def _command(run: PlannedRun) -> list[str]:
 
 
 def _spawn(command: list[str], environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
-    # A session of its own: ctrl-C in the terminal reaches this process alone, which then stops the others.
+    # Own session: Ctrl-C in the terminal reaches only this process, which then stops the others.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -225,15 +222,20 @@ def _spawn(command: list[str], environment: dict[str, str], output: BinaryIO) ->
 
 
 def _stop(jobs: Sequence[_Job]) -> None:
-    """Interrupt, so that nothing half-written stays; what has not ended after a while is killed."""
+    """End all processes: SIGTERM, so that they leave nothing half-written, and after a grace period SIGKILL.
+
+    Not SIGINT: a child inherits it as ignored where this process was started with ``&`` in a script, by nohup or cron.
+    """
     for job in jobs:
-        job.process.send_signal(signal.SIGINT)
+        job.process.terminate()
     until = time.monotonic() + _GRACE_SECONDS
-    for job in jobs:
-        try:
-            job.process.wait(timeout=max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            job.process.kill()
+    try:
+        for job in jobs:
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(timeout=max(0.0, until - time.monotonic()))
+    finally:  # also when interrupted again
+        for job in jobs:
+            job.process.kill()  # no effect on a process that has ended
             job.process.wait()
 
 
@@ -249,23 +251,6 @@ def _environment(jobs: int) -> dict[str, str]:
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM is taken as ctrl-C inside (in the main thread, which alone may say so)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _display(console: Console) -> Progress:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from morecl.files import write_json
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
-from morecl.runner import RESULT, RUN, RunRequest, effective_settings
+from morecl.run import RESULT, RUN, RunRequest
 from morecl.suite import run as run_suite
 from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
 from synthetic import make_record
@@ -243,8 +245,7 @@ def leave(folder: Path, request: RunRequest, *, finished: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, request.model_dump(mode="json"))
     if finished:
-        settings = effective_settings(request, load_recipe(request.benchmark))
-        config = method_class(request.method).Config.parse(settings).record()
+        config = request.resolve().config.record()
         record = make_record(request.method, request.benchmark, request.seed)
         write_record(folder / RESULT, record.model_copy(update={"config": config, "seconds": {"total": 12.0}}))
 
@@ -293,7 +294,7 @@ def test_a_recipe_that_was_changed_since_is_another_run(tmp_path: Path, finished
     recipe = tmp_path / "own.toml"
     recipe.write_text('dataset = "digits"\ntasks = 5\n')
     request = RunRequest(method="finetune", benchmark=str(recipe))
-    plan = request.planned(load_recipe(str(recipe)))
+    plan = request.resolve().plan
     leave(tmp_path / "run", request.model_copy(update={"plan": plan}), finished=finished)
     assert (run_suite.finished_record(request, tmp_path / "run") is not None) == finished
     recipe.write_text('dataset = "digits"\ntasks = 2\n')
@@ -426,19 +427,53 @@ def test_threads_are_left_alone_for_one_job_or_when_the_user_sets_them(monkeypat
     assert run_suite._environment(2)["OMP_NUM_THREADS"] == "5"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+LONG = (
+    "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
+    "from morecl.interrupts import sigterm_as_interrupt\n"
+    "try:\n"
+    "    with sigterm_as_interrupt():\n"  # as `morecl run` does
+    "        (here / 'pid.txt').write_text(str(os.getpid())); time.sleep(60)\n"
+    "except KeyboardInterrupt: (here / 'tidy.txt').write_text('tidied up')\n"
+)
+
+
+def wait_for_text(file: Path) -> None:
+    while not file.exists() or not file.read_text():
+        time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture
+def sigint(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sets the handler of SIGINT, which processes inherit if it is to ignore it."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "sigint"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # as in a script's `&` jobs, under nohup and in cron
+    ],
+    indirect=["sigint"],
+)
+@pytest.mark.usefixtures("sigint")
 def test_an_interruption_stops_the_processes(tmp_path: Path, scripts: dict[str, str], number: signal.Signals) -> None:
-    scripts["long"] = (
-        "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
-        "try:\n"
-        "    (here / 'pid.txt').write_text(str(os.getpid())); time.sleep(60)\n"
-        "except KeyboardInterrupt: (here / 'tidy.txt').write_text('tidied up')\n"
-    )
+    scripts["long"] = LONG
     scripts["next"] = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 
     def interrupt() -> None:
-        while not (tmp_path / "pid.txt").exists() or not (tmp_path / "pid.txt").read_text():
-            time.sleep(0.02)
+        wait_for_text(tmp_path / "pid.txt")
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -447,9 +482,80 @@ def test_an_interruption_stops_the_processes(tmp_path: Path, scripts: dict[str, 
         run_suite.run_suite(runs_in(tmp_path, "long", "next"), quiet(), jobs=1)
     assert (tmp_path / "tidy.txt").exists()
     assert not (tmp_path / "next").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid.txt").read_text()), 0)
+    assert has_ended(int((tmp_path / "pid.txt").read_text()))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+SUITE = """
+import io, pathlib, sys
+from rich.console import Console
+from morecl.run import RunRequest
+from morecl.suite import run
+from morecl.suite.plan import PlannedRun
+run._command = lambda planned: [sys.executable, "-c", sys.argv[1], str(planned.folder)]
+request = RunRequest(method="ncm", benchmark="digits-5t")
+folder = pathlib.Path(sys.argv[2])
+try:
+    run.run_suite([PlannedRun(request, folder, "long")], Console(file=io.StringIO()))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_suite_that_was_started_with_sigint_ignored_can_be_stopped(tmp_path: Path) -> None:
+    suite = subprocess.Popen(
+        [sys.executable, "-c", SUITE, LONG, str(tmp_path / "long")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    wait_for_text(tmp_path / "pid.txt")
+    suite.terminate()
+    assert suite.wait(timeout=30) == 130
+    assert (tmp_path / "tidy.txt").exists()
+    assert has_ended(int((tmp_path / "pid.txt").read_text()))
+
+
+def test_a_process_that_does_not_end_is_killed(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts["deaf"] = (
+        "import os, pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "(pathlib.Path(sys.argv[1]).parent / 'pid.txt').write_text(str(os.getpid())); time.sleep(60)\n"
+    )
+    monkeypatch.setattr(run_suite, "_GRACE_SECONDS", 0.5)
+
+    def interrupt() -> None:
+        wait_for_text(tmp_path / "pid.txt")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_suite.run_suite(runs_in(tmp_path, "deaf"), quiet(), jobs=1)
+    assert has_ended(int((tmp_path / "pid.txt").read_text()))
+
+
+def test_a_second_interruption_kills_at_once(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts["slow"] = (
+        "import os, pathlib, signal, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (here / 'asked.txt').write_text('to end'))\n"
+        "(here / 'pid.txt').write_text(str(os.getpid()))\n"
+        "while True: time.sleep(60)\n"
+    )
+    monkeypatch.setattr(run_suite, "_GRACE_SECONDS", 60.0)
+
+    def interrupt() -> None:
+        for name in ("pid.txt", "asked.txt"):
+            wait_for_text(tmp_path / name)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_suite.run_suite(runs_in(tmp_path, "slow"), quiet(), jobs=1)
+    assert time.monotonic() - begin < 30
+    assert has_ended(int((tmp_path / "pid.txt").read_text()))
 
 
 def test_nothing_starts_when_one_folder_holds_something_else(tmp_path: Path, scripts: dict[str, str]) -> None:

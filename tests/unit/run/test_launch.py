@@ -1,89 +1,23 @@
-"""What a run is made of: the recipe, the method's defaults and what the user set."""
+"""Starting and resuming runs."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import morecl
-from morecl.catalogue import SHIPPED
 from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError
-from morecl.locking import claimed
-from morecl.runner import RunRequest, Watcher, effective_settings, resume, start
-
-DIGITS = load_recipe("digits-5t")
+from morecl.locking import LOCK, claimed
+from morecl.run import RunRequest, Watcher, resume, start
 
 
-def settings(method: str = "more", seed: int = 0, **given: Any) -> dict[str, Any]:
-    return effective_settings(RunRequest(method=method, benchmark="digits-5t", seed=seed, settings=given), DIGITS)
-
-
-def test_the_user_overrides_the_recipe() -> None:
-    assert settings()["epochs"] == DIGITS.settings["epochs"]
-    assert settings(epochs=3)["epochs"] == 3
-    assert settings(seed=7)["seed"] == 7
-
-
-def test_a_method_gets_only_what_it_knows_of_the_recipe() -> None:
-    assert "bottleneck" not in settings("ncm")
-    with pytest.raises(InputError, match="method 'ncm' has no setting bottleneck"):
-        settings("ncm", bottleneck=3)
-
-
-def test_what_trains_nothing_has_no_epochs() -> None:
-    assert not {"epochs", "lr"} & settings("ncm").keys()
-    with pytest.raises(InputError, match="'ncm' trains nothing on a frozen backbone: lr, epochs would change nothing"):
-        settings("ncm", lr=0.1, epochs=3)
-    trained = settings("ncm", freeze_backbone=False, epochs=3)
-    assert trained["epochs"] == 3 and trained["lr"] == DIGITS.settings["lr"]
-
-
-@pytest.mark.parametrize(("given", "expected"), [({}, 16), ({"backbone": SHIPPED}, 16), ({"image_size": 32}, 32)])
-def test_the_recipes_image_size_is_for_the_shipped_backbone(given: dict[str, Any], expected: int) -> None:
-    assert settings(**given)["image_size"] == expected
-
-
-def test_another_backbone_is_used_at_its_own_size() -> None:
-    assert "image_size" not in settings(backbone="deit_small_patch16_224")
-    assert settings(backbone="deit_small_patch16_224", image_size=64)["image_size"] == 64
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"settings": {"epchs": 3}}, r"in \[settings\] of benchmark digits-5t 'epchs'; did you mean 'epochs'"),
-        (
-            {"methods": {"more": {"epchs": 3}}},
-            r"in \[methods.more\] of benchmark digits-5t 'epchs'; did you mean 'epochs'",
-        ),
-        ({"methods": {"ncm": {"bottleneck": 3}}}, r"in \[methods.ncm\] of benchmark digits-5t 'bottleneck'"),
-        ({"methods": {"mroe": {"epochs": 3}}}, "unknown method 'mroe'; did you mean 'more'"),
-    ],
-)
-def test_misspelt_names_in_a_recipe_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        effective_settings(RunRequest(method="more", benchmark="digits-5t"), replace(DIGITS, **changes))
-
-
-def test_paths_of_a_request_begin_where_it_was_made() -> None:
-    asked = {"method": "more", "directory": "/there"}
-    request = RunRequest(benchmark="folder:photos", settings={"backbone": "w/vit.safetensors"}, data_root="d", **asked)
-    located = request.located()
-    assert (located.benchmark, located.data_root) == ("folder:/there/photos", "/there/d")
-    assert located.settings == {"backbone": "/there/w/vit.safetensors"}
-    assert RunRequest(benchmark="own.toml", **asked).located().benchmark == "/there/own.toml"
-    assert RunRequest(benchmark="folder:/here/x", **asked).located().benchmark == "folder:/here/x"
-    named = RunRequest(benchmark="digits-5t", settings={"backbone": SHIPPED}, **asked)
-    assert named.located() == named
-    of = RunRequest(benchmark="digits-5t", settings={"backbone": "vit_tiny_patch16_224@w"}, **asked)
-    assert of.located().settings == {"backbone": "vit_tiny_patch16_224@/there/w"}
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
 def test_two_processes_do_not_run_into_one_folder(tmp_path: Path) -> None:
@@ -91,9 +25,9 @@ def test_two_processes_do_not_run_into_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with claimed(folder), pytest.raises(InputError, match="another process is at work in"):
         start(request, folder)
-    assert not list(folder.iterdir())
+    assert not folder.exists()
     start(request, folder)
-    assert (folder / "result.json").is_file() and not (folder / ".lock").exists()
+    assert (folder / "result.json").is_file()
 
 
 RECIPE = 'dataset = "digits"\ntasks = {}\ntrain_per_class = {}\ntest_per_class = 4\n'
@@ -118,7 +52,7 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path, values: tuple[int, int], other: str) -> None:
     folder, recipe = begun(tmp_path)
     recipe.write_text(RECIPE.format(*values))
-    with pytest.raises(InputError, match=f"own.toml is not what the run in .* began with: other {other}. Put back"):
+    with pytest.raises(InputError, match=f"own.toml is not what it began with, {other} changed. Undo"):
         resume(folder)
     recipe.write_text(RECIPE.format(5, 4))
     whole = start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "whole")
@@ -132,7 +66,7 @@ def test_a_run_does_not_go_on_as_another(tmp_path: Path, key: str, value: str) -
     was = {"method": '"ncm"', "seed": "0"}[key]
     assert text.count(f'"{key}": {was}') == 1
     (folder / "run.json").write_text(text.replace(f'"{key}": {was}', f'"{key}": {value}'))
-    with pytest.raises(InputError, match=f"began with: other {key}"):
+    with pytest.raises(InputError, match=f"began with, {key} changed"):
         resume(folder)
 
 
@@ -142,7 +76,7 @@ def test_what_was_measured_so_far_is_not_to_be_changed(tmp_path: Path) -> None:
     value = json.loads(file.read_text())
     value["steps"][0]["aca"] = 12.3
     file.write_text(json.dumps(value))
-    with pytest.raises(InputError, match=r"progress\.json is damaged: it is not as it was saved"):
+    with pytest.raises(InputError, match=r"progress\.json is damaged: it was changed after it was saved"):
         resume(folder)
 
 
@@ -152,7 +86,7 @@ def test_what_a_kill_left_half_written_is_in_nobodys_way(tmp_path: Path) -> None
     folder.mkdir()
     (folder / ".run.json.x1.tmp").write_text("{")  # killed while the first file was being written
     start(request, folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "result.json", "run.json"]
+    assert names(folder) == ["model", "result.json", "run.json"]
     with pytest.raises(InputError, match="killed holds a finished run: --overwrite replaces it"):
         start(request, folder)
     folder, _ = begun(tmp_path)
@@ -160,7 +94,52 @@ def test_what_a_kill_left_half_written_is_in_nobodys_way(tmp_path: Path) -> None
         (folder / name).mkdir()
     (folder / ".result.json.x4.tmp").touch()
     resume(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "result.json", "run.json"]
+    assert names(folder) == ["model", "result.json", "run.json"]
+
+
+def test_checkpoints_of_all_tasks_stay_if_asked_for(tmp_path: Path) -> None:
+    request = RunRequest(
+        method="ncm", benchmark="digits-5t", train_per_class=2, test_per_class=1, tasks=3, keep_checkpoints=True
+    )
+    folder = tmp_path / "run"
+
+    def stop(index: int, *_: object) -> None:
+        if index == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(request, folder, watcher=Watcher(task=stop))
+    kept = ["checkpoint-1", "checkpoint-2"]
+    assert names(folder) == [*kept, "run.json"]
+    resume(folder)
+    kept.append("checkpoint-3")
+    assert names(folder) == [*kept, "model", "result.json", "run.json"]
+    assert [len(morecl.load(folder / name).task_sizes) for name in kept] == [1, 2, 3]
+    start(request.model_copy(update={"keep_checkpoints": False}), folder, overwrite=True)
+    assert names(folder) == ["model", "result.json", "run.json"]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_watcher_can_tell_how_many_photos_are_held_out_and_how_far_they_are_shrunk(
+    tmp_path: Path, split: bool
+) -> None:
+    photos = tmp_path / "photos"
+    for part in ("train", "test") if split else (".",):
+        for name in ("kiwi", "apple"):
+            (photos / part / name).mkdir(parents=True)
+            for i in range(10):
+                Image.new("RGB", (300, 200), (20 * i, 90, 40)).save(photos / part / name / f"{i}.png")
+    seen: list[tuple[int, int, int, bool]] = []
+
+    def started(learner: morecl.Learner, stream: morecl.data.TaskStream, done: int) -> None:
+        data = stream.dataset
+        seen.append((len(data.y_train), len(data.y_test), data.side, data.automatic_split))
+
+    record = start(
+        RunRequest(method="ncm", benchmark=f"folder:{photos}"), tmp_path / "run", watcher=Watcher(started=started)
+    )
+    assert seen == [(record.data.train_images, record.data.test_images, 32, not split)]
+    assert (sum(seen[0][:2]), seen[0][1] < 10) == ((40, False) if split else (20, True))
 
 
 def test_a_model_of_ones_own_images_names_their_folders_and_scores_files_as_the_run_did(tmp_path: Path) -> None:

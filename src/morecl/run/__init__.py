@@ -1,0 +1,45 @@
+"""One run: a method on a benchmark, from the first task to ``result.json``. It can be resumed after every task.
+
+Read in this order: ``request`` (what the user asked for, and the same with paths, recipe and settings resolved),
+``launch`` (start and resume), ``loop`` (learn a task, evaluate, checkpoint), ``record`` (the result).
+
+Files of a run's folder (see ``folder``):
+
+- ``run.json``: the request and the directory it was made in; written first.
+- ``.lock``: held by the process that works in the folder. The file stays when the lock is released.
+- ``checkpoint-K/``: the saved learner after K tasks, and ``progress.json`` with everything measured so far. A new
+  checkpoint is written under a temporary name and renamed, then the previous one is deleted (unless
+  ``keep_checkpoints`` is set). A killed run resumes from the newest.
+- ``model/``: the learner after the last task.
+- ``result.json``: the record; written last.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from morecl.run.folder import RESULT, RUN, default_folder
+from morecl.run.request import ResolvedRun, RunRequest, read_request
+from morecl.run.watcher import Watcher
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from morecl.run.launch import resume, start
+
+__all__ = [
+    "RESULT",
+    "RUN",
+    "ResolvedRun",
+    "RunRequest",
+    "Watcher",
+    "default_folder",
+    "read_request",
+    "resume",
+    "start",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("start", "resume"):
+        return getattr(importlib.import_module("morecl.run.launch"), name)
+    raise AttributeError(f"module 'morecl.run' has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""What a run has measured so far: saved with every checkpoint, made into the record at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from morecl.errors import InputError
+from morecl.evaluator import Step
+from morecl.files import SEAL, sealed, write_json
+from morecl.records import Roc
+
+
+@dataclass
+class Measurements:
+    """One entry per finished task in ``steps`` and, for methods with masks, in ``capacity``."""
+
+    steps: list[Step] = field(default_factory=list)
+    capacity: list[float] = field(default_factory=list)
+    evaluate_seconds: float = 0.0
+    total_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    fingerprint: str = ""  # of the data
+    groups: list[list[int]] = field(default_factory=list)  # the classes of every task
+
+    def write(self, path: Path) -> None:
+        value = dataclasses.asdict(self)
+        value["steps"] = [dataclasses.asdict(s) | {"roc": s.roc.model_dump() if s.roc else None} for s in self.steps]
+        write_json(path, sealed(value))
+
+    @staticmethod
+    def read(path: Path) -> Measurements:
+        """Read and check what :meth:`write` wrote.
+
+        Raises:
+            InputError: the file is missing or was changed.
+        """
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if value != sealed(value):
+                raise ValueError("it was changed after it was saved (its sha256 differs)")
+            del value[SEAL]
+            for step in value["steps"]:
+                step["roc"] = Roc.model_validate(step["roc"]) if step["roc"] else None
+                step["errors"] = tuple(step["errors"]) if step["errors"] else None
+            value["steps"] = [Step(**step) for step in value["steps"]]
+            return Measurements(**value)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,43 @@
+"""Telling "out of memory" from other errors: the system, NumPy, and torch on CPU and GPU report it differently."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from morecl.errors import InputError
+from morecl.run.folder import RUN
+
+# In torch's RuntimeErrors: its CPU allocator on Linux and on Windows, C++, cuBLAS.
+_PHRASES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "ALLOC_FAILED")
+_SIZES = ("image_size", "batch_size", "eval_batch_size")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that an allocation failed."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+
+
+@contextmanager
+def out_of_memory_explained(settings: Mapping[str, Any], out: Path) -> Iterator[None]:
+    """Turn an out-of-memory error of the run in ``out`` into an :class:`InputError` that names the sizes to lower."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        now = ", ".join(f"{name}={settings[name]}" for name in _SIZES if settings.get(name) is not None)
+        advice = f"lower {', '.join(_SIZES[:-1])} or {_SIZES[-1]}{f' (now {now})' if now else ''}"
+        if (out / RUN).is_file():
+            advice = f"free some and `morecl resume {out}`, or {advice} and start over with --overwrite"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error

@@ -1,0 +1,117 @@
+"""What a run is asked to do: as the user said it, and with everything resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from morecl.config import LearnerConfig
+from morecl.data import Recipe, load_recipe
+from morecl.data.datasets import FOLDER
+from morecl.errors import InputError
+from morecl.methods import method_class
+from morecl.run.folder import RUN
+from morecl.run.settings import effective_settings
+
+
+class RunRequest(BaseModel):
+    """A run as the user asked for it; saved as ``run.json``, and all that ``resume`` needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    benchmark: str
+    settings: dict[str, Any] = {}  # the user's; the rest comes from the recipe and the method's defaults
+    class_order: str = "0"
+    seed: int = 0
+    data_root: str | None = None
+    tasks: int | None = None
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    validation: float | None = None
+    directory: str = ""  # base of the relative paths above; the current directory if empty
+    plan: dict[str, Any] = {}  # the data and tasks when the run began, see `ResolvedRun.plan`
+    keep_checkpoints: bool = False  # keep the checkpoint of every task, also after the last
+
+    def resolve(self) -> ResolvedRun:
+        """Resolve paths and load the recipe.
+
+        Raises:
+            InputError: the benchmark does not exist or is not valid.
+        """
+        base = Path.cwd() / self.directory
+        benchmark = self.benchmark
+        if benchmark.startswith(FOLDER) and benchmark != FOLDER:
+            benchmark = f"{FOLDER}{base / Path(benchmark.removeprefix(FOLDER)).expanduser()}"
+        elif benchmark.endswith(".toml"):
+            benchmark = str(base / Path(benchmark).expanduser())
+        return ResolvedRun(
+            request=self,
+            benchmark=benchmark,
+            recipe=load_recipe(benchmark),
+            given=_resolve_backbone(self.settings, base),
+            data_root=None if self.data_root is None else base / Path(self.data_root).expanduser(),
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A request with absolute paths and its recipe: what the program works with."""
+
+    request: RunRequest
+    benchmark: str  # a name, or an absolute path
+    recipe: Recipe
+    given: dict[str, Any]  # the user's settings; a backbone's file as an absolute path
+    data_root: Path | None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The recipe's settings overridden by the user's. Raises as :meth:`check` does."""
+        return effective_settings(self.request.method, self.recipe, self.given, self.request.seed)
+
+    @cached_property
+    def config(self) -> LearnerConfig:
+        """All settings of the method, checked, with defaults. Raises as :meth:`check` does."""
+        return method_class(self.request.method).Config.parse(self.settings)
+
+    def check(self) -> None:
+        """Raise :class:`InputError` if a setting is unknown, has no effect, or has a bad value."""
+        _ = self.config
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The data and number of tasks as of the run's beginning; of now if it has not begun."""
+        return self.request.plan or self.current_plan
+
+    @property
+    def current_plan(self) -> dict[str, Any]:
+        """The data and number of tasks by the recipe as it is now, and the request."""
+        recipe = self.recipe
+        keys = ("tasks", "train_per_class", "test_per_class")
+        asked = {key: getattr(self.request, key) for key in keys}
+        numbers = {key: getattr(recipe, key) if value is None else value for key, value in asked.items()}
+        return {"dataset": recipe.dataset, "folder_size": recipe.folder_size, **numbers}
+
+
+def read_request(out: Path) -> RunRequest:
+    """The request in ``out/run.json``."""
+    try:
+        return RunRequest.model_validate_json((out / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{out} holds no run (no {RUN})") from error
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise InputError(f"{out / RUN} cannot be read: {error}") from error
+
+
+def _resolve_backbone(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """``settings`` with the file of a backbone, if it is one, as found from ``base``."""
+    if not isinstance(settings.get("backbone"), str):
+        return dict(settings)
+    from morecl.nn.backbone import located  # imports timm, which takes seconds
+
+    return {**settings, "backbone": located(settings["backbone"], base)}

@@ -1,0 +1,66 @@
+"""A request: its paths are resolved once, and it is read back from ``run.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from morecl.catalogue import SHIPPED
+from morecl.errors import InputError
+from morecl.run import RUN, RunRequest, read_request
+
+
+def test_relative_paths_start_from_the_directory_of_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for name in ("a", "b"):
+        (there / "photos" / name).mkdir(parents=True)
+    (there / "own.toml").write_text('dataset = "digits"\ntasks = 2\n')
+    here.mkdir()
+    monkeypatch.chdir(here)
+    asked = {"method": "more", "directory": str(there)}
+
+    settings = {"backbone": "w/vit.safetensors", "epochs": 3}
+    run = RunRequest(benchmark="folder:photos", settings=settings, data_root="d", **asked).resolve()
+    assert run.benchmark == run.recipe.dataset == f"folder:{there}/photos"
+    assert run.data_root == there / "d"
+    assert run.given == {"backbone": f"{there}/w/vit.safetensors", "epochs": 3}
+    assert run.request.benchmark == "folder:photos"  # as the user said it
+
+    assert RunRequest(benchmark="own.toml", **asked).resolve().benchmark == f"{there}/own.toml"
+    assert RunRequest(benchmark=f"folder:{there}/photos", **asked).resolve().benchmark == f"folder:{there}/photos"
+    named = RunRequest(benchmark="digits-5t", settings={"backbone": SHIPPED}, **asked).resolve()
+    assert (named.benchmark, named.given, named.data_root) == ("digits-5t", {"backbone": SHIPPED}, None)
+    file = RunRequest(benchmark="digits-5t", settings={"backbone": "vit_tiny_patch16_224@w"}, **asked).resolve()
+    assert file.given == {"backbone": f"vit_tiny_patch16_224@{there}/w"}
+    with pytest.raises(InputError, match=r"no recipe file .*here/own\.toml"):
+        RunRequest(method="more", benchmark="own.toml").resolve()
+
+
+def test_settings_are_checked_when_asked_for() -> None:
+    run = RunRequest(method="more", benchmark="digits-5t", settings={"epochs": 3}, seed=4).resolve()
+    run.check()
+    assert (run.config.epochs, run.config.seed) == (3, 4)  # type: ignore[attr-defined]
+    wrong = RunRequest(method="more", benchmark="digits-5t", settings={"epochs": 0}).resolve()
+    with pytest.raises(InputError, match="epochs=0"):
+        wrong.check()
+
+
+def test_the_plan_is_that_of_the_beginning_and_the_request_overrides_the_recipe() -> None:
+    run = RunRequest(method="more", benchmark="cifar10-5t-1k", tasks=2).resolve()
+    now = {"dataset": "cifar10", "folder_size": None, "tasks": 2, "train_per_class": 1000, "test_per_class": 400}
+    assert run.plan == run.current_plan == now
+    begun = run.request.model_copy(update={"plan": now | {"tasks": 5}}).resolve()
+    assert begun.plan["tasks"] == 5 and begun.current_plan["tasks"] == 2
+
+
+def test_a_request_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
+    """Without ``keep_checkpoints``, which came later."""
+    old = {"method": "ncm", "benchmark": "digits-5t", "settings": {}, "class_order": "0", "seed": 0, "plan": {}}
+    old |= {"data_root": None, "tasks": None, "train_per_class": 6, "test_per_class": 4, "validation": None}
+    (tmp_path / RUN).write_text(json.dumps(old | {"directory": "/somewhere"}))
+    request = read_request(tmp_path)
+    assert (request.train_per_class, request.directory, request.keep_checkpoints) == (6, "/somewhere", False)

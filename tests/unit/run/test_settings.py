@@ -1,0 +1,66 @@
+"""The settings of a run: the recipe's, overridden by the user's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from morecl.catalogue import SHIPPED
+from morecl.data import load_recipe
+from morecl.errors import InputError
+from morecl.run.settings import effective_settings
+
+DIGITS = load_recipe("digits-5t")
+
+
+def settings(method: str = "more", seed: int = 0, **given: Any) -> dict[str, Any]:
+    return effective_settings(method, DIGITS, given, seed)
+
+
+def test_the_user_overrides_the_recipe() -> None:
+    assert settings()["epochs"] == DIGITS.settings["epochs"]
+    assert settings(epochs=3)["epochs"] == 3
+    assert settings(seed=7)["seed"] == 7
+
+
+def test_a_method_gets_only_the_recipes_settings_that_it_has() -> None:
+    assert "bottleneck" not in settings("ncm")
+    with pytest.raises(InputError, match="method 'ncm' has no setting bottleneck"):
+        settings("ncm", bottleneck=3)
+
+
+def test_a_method_that_trains_nothing_has_no_epochs() -> None:
+    assert not {"epochs", "lr"} & settings("ncm").keys()
+    with pytest.raises(InputError, match="'ncm' trains nothing on a frozen backbone: lr, epochs"):
+        settings("ncm", lr=0.1, epochs=3)
+    trained = settings("ncm", freeze_backbone=False, epochs=3)
+    assert trained["epochs"] == 3 and trained["lr"] == DIGITS.settings["lr"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 16), ({"backbone": SHIPPED}, 16), ({"image_size": 32}, 32)])
+def test_the_recipes_image_size_is_for_the_shipped_backbone(given: dict[str, Any], expected: int) -> None:
+    assert settings(**given)["image_size"] == expected
+
+
+def test_another_backbone_is_used_at_its_own_size() -> None:
+    assert "image_size" not in settings(backbone="deit_small_patch16_224")
+    assert settings(backbone="deit_small_patch16_224", image_size=64)["image_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"epchs": 3}}, r"in \[settings\] of benchmark digits-5t 'epchs'; did you mean 'epochs'"),
+        (
+            {"methods": {"more": {"epchs": 3}}},
+            r"in \[methods.more\] of benchmark digits-5t 'epchs'; did you mean 'epochs'",
+        ),
+        ({"methods": {"ncm": {"bottleneck": 3}}}, r"in \[methods.ncm\] of benchmark digits-5t 'bottleneck'"),
+        ({"methods": {"mroe": {"epochs": 3}}}, "unknown method 'mroe'; did you mean 'more'"),
+    ],
+)
+def test_misspelt_names_in_a_recipe_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        effective_settings("more", replace(DIGITS, **changes), {}, 0)
