@@ -39,6 +39,14 @@ class Recipe:
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     folder_size: int | None = None
 
+    @property
+    def summary(self) -> str:
+        """One line for lists: data set, number of tasks, limits per class."""
+        limits = {"training": self.train_per_class, "test": self.test_per_class}
+        parts = [f"{count:,} {kind}" for kind, count in limits.items() if count]
+        images = f", {' and '.join(parts)} images per class" if parts else ""
+        return f"{self.dataset}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{images}"
+
     def settings_for(self, method: str) -> dict[str, Any]:
         return {**self.settings, **self.methods.get(method, {})}
 

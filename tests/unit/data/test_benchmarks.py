@@ -62,7 +62,7 @@ def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
 def test_the_head_of_a_recipe_says_command_time_and_target(name: str) -> None:
     head = (files("morecl.data") / "recipes" / f"{name}.toml").read_text(encoding="utf-8").split("\n\n")[0]
     assert all(line.startswith("#") for line in head.splitlines())
-    for part in (f"#     morecl run {name}\n", "\n# Takes: ", "\n# Reaches: "):
+    for part in (f"#     morecl run {name}\n", "\n# Takes: ", "\n# Should reach: ", "\n# Paper"):
         assert part in head
 
 
