@@ -37,7 +37,8 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     run = request.resolve()
     config = run.config  # checked before anything is written
     refuse_taken(out, overwrite)
-    with sigterm_as_interrupt(), out_of_memory_explained(config.model_dump(), out):
+    sizes = config.model_dump() | {"folder_size": run.recipe.folder_size}
+    with sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
         learner = create(request.method, **run.settings)
         stream = _build_stream(run, learner)
         request = request.model_copy(update={"plan": run.plan})

@@ -15,7 +15,8 @@ from morecl.run.folder import RUN
 
 # In torch's RuntimeErrors: its CPU allocator on Linux and on Windows, C++, cuBLAS.
 _PHRASES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "ALLOC_FAILED")
-_SIZES = ("image_size", "batch_size", "eval_batch_size")
+_SIZES = ("image_size", "batch_size", "eval_batch_size")  # settings of any method
+_FOLDER_SIZE = "folder_size"  # of a recipe; it replaces the image size for a user's folder
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -29,14 +30,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def out_of_memory_explained(settings: Mapping[str, Any], out: Path) -> Iterator[None]:
-    """Turn an out-of-memory error of the run in ``out`` into an :class:`InputError` that names the sizes to lower."""
+    """Turn an out-of-memory error of the run in ``out`` into an :class:`InputError` that names the sizes to lower.
+
+    Args:
+        settings: of the method, and the ``folder_size`` of the recipe if it has one.
+    """
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        now = ", ".join(f"{name}={settings[name]}" for name in _SIZES if settings.get(name) is not None)
-        advice = f"lower {', '.join(_SIZES[:-1])} or {_SIZES[-1]}{f' (now {now})' if now else ''}"
+        sizes = [*_SIZES, _FOLDER_SIZE] if settings.get(_FOLDER_SIZE) else _SIZES
+        now = ", ".join(f"{name}={settings[name]}" for name in sizes if settings.get(name) is not None)
+        advice = f"lower {', '.join(sizes[:-1])} or {sizes[-1]}{f' (now {now})' if now else ''}"
         if (out / RUN).is_file():
             advice = f"free some and `morecl resume {out}`, or {advice} and start over with --overwrite"
         reason = (str(error) or type(error).__name__).splitlines()[0]

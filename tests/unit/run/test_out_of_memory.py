@@ -59,6 +59,14 @@ def test_nothing_is_left_if_the_data_do_not_fit(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_size_of_a_folders_images_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.toml").write_text('dataset = "digits"\ntasks = 5\nfolder_size = 4096\n')
+    fail_in(monkeypatch, 0, MemoryError())
+    request = REQUEST.model_copy(update={"benchmark": str(tmp_path / "own.toml")})
+    with pytest.raises(InputError, match=r"eval_batch_size or folder_size \(now .*folder_size=4096\)"):
+        start(request, tmp_path / "run")
+
+
 def test_a_folder_that_was_there_before_stays_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
