@@ -1,4 +1,4 @@
-"""The search for rate and epochs: what is best, what is repeated, and that the test images play no part."""
+"""The search for rate and epochs: the best trial, no repeated runs, no use of the test images."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatc
         tune(request(root, validation=0.5), lrs=[0.05], epochs=[1], seeds=[0], out=out, watch=NoWatch())
 
 
-def test_a_rate_that_diverges_loses_and_the_search_goes_on(tmp_path: Path) -> None:
+def test_a_diverging_rate_loses_and_the_search_continues(tmp_path: Path) -> None:
     root = write_data(tmp_path / "data", test_seed=1)
     found = search(root, tmp_path / "out", lrs=(1e30, 0.001))
     assert found.trials[0].aca is None and found.trials[0].note

@@ -50,7 +50,7 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
                 return learn_stream(request, learner, stream, out, Measurements(), watcher or Watcher())
             except Exception as error:
                 if is_out_of_memory(error) and not checkpoints(out):
-                    clear(out)  # to resume would fail again
+                    clear(out)  # resuming would fail again
                 raise
 
 
@@ -80,7 +80,7 @@ def _resume(out: Path, watcher: Watcher) -> Record:
 
 
 def _refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measured: Measurements, out: Path) -> None:
-    """Raise :class:`InputError` if the run would continue with something else than it began with."""
+    """Raise :class:`InputError` if the run would continue with something other than it began with."""
     request = run.request
     same = {"recipe": run.plan == run.current_plan}
     if measured.steps:

@@ -1,4 +1,4 @@
-"""Callbacks for whoever follows a run, such as the progress display."""
+"""Callbacks for following a run, such as from the progress display."""
 
 from __future__ import annotations
 

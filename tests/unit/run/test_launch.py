@@ -20,7 +20,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
-def test_two_processes_do_not_run_into_one_folder(tmp_path: Path) -> None:
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     request = RunRequest(method="ncm", benchmark="digits-5t", train_per_class=2, test_per_class=1)
     folder = tmp_path / "run"
     with claimed(folder), pytest.raises(InputError, match="another process is at work in"):
@@ -49,7 +49,7 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("values", "other"), [((2, 4), "recipe, tasks"), ((5, 3), "recipe, data")])
-def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path, values: tuple[int, int], other: str) -> None:
+def test_a_run_is_not_resumed_with_a_changed_recipe(tmp_path: Path, values: tuple[int, int], other: str) -> None:
     folder, recipe = begun(tmp_path)
     recipe.write_text(RECIPE.format(*values))
     with pytest.raises(InputError, match=f"own.toml is not what it began with, {other} changed. Undo"):
@@ -60,7 +60,7 @@ def test_a_run_does_not_go_on_with_another_recipe(tmp_path: Path, values: tuple[
 
 
 @pytest.mark.parametrize(("key", "value"), [("method", '"csc"'), ("seed", "7")])
-def test_a_run_does_not_go_on_as_another(tmp_path: Path, key: str, value: str) -> None:
+def test_a_run_is_not_resumed_as_a_different_one(tmp_path: Path, key: str, value: str) -> None:
     folder, _ = begun(tmp_path)
     text = (folder / "run.json").read_text()
     was = {"method": '"ncm"', "seed": "0"}[key]
@@ -70,7 +70,7 @@ def test_a_run_does_not_go_on_as_another(tmp_path: Path, key: str, value: str) -
         resume(folder)
 
 
-def test_what_was_measured_so_far_is_not_to_be_changed(tmp_path: Path) -> None:
+def test_changed_measurements_are_refused(tmp_path: Path) -> None:
     folder, _ = begun(tmp_path)
     file = folder / "checkpoint-1" / "progress.json"
     value = json.loads(file.read_text())
@@ -80,7 +80,7 @@ def test_what_was_measured_so_far_is_not_to_be_changed(tmp_path: Path) -> None:
         resume(folder)
 
 
-def test_what_a_kill_left_half_written_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     request = RunRequest(method="ncm", benchmark="digits-5t", train_per_class=2, test_per_class=1)
     folder = tmp_path / "killed"
     folder.mkdir()
@@ -142,7 +142,7 @@ def test_a_watcher_can_tell_how_many_photos_are_held_out_and_how_far_they_are_sh
     assert (sum(seen[0][:2]), seen[0][1] < 10) == ((40, False) if split else (20, True))
 
 
-def test_a_model_of_ones_own_images_names_their_folders_and_scores_files_as_the_run_did(tmp_path: Path) -> None:
+def test_the_model_of_a_folder_predicts_class_names_and_scores_files_as_the_run_did(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     rng = np.random.default_rng(0)
     for name, colour in {

@@ -1,4 +1,4 @@
-"""Suites: what a file stands for, what counts as finished, and how runs in processes of their own end."""
+"""Suites: planning runs from a file, recognising finished runs, running processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folders(runs: list[PlannedRun]) -> list[str]:
     return [str(run.folder.relative_to(OUT)) for run in runs]
 
 
-# ---- what a suite stands for ------------------------------------------------------------------------------------
+# ---- planning ----------------------------------------------------------------------------------------------------
 
 
 def test_every_method_on_every_benchmark_first_seed_first() -> None:
@@ -314,7 +314,7 @@ def test_a_backbone_file_is_the_same_however_its_path_is_written(
         run_suite.finished_record(changed(backbone="some/other.safetensors"), tmp_path / "run")
 
 
-def test_what_was_begun_goes_on_as_it_began(tmp_path: Path) -> None:
+def test_an_unfinished_run_must_be_resumed_as_it_began(tmp_path: Path) -> None:
     leave(tmp_path, REQUEST, finished=False)
     with pytest.raises(InputError, match="device = 'auto', not 'cpu'"):
         run_suite.finished_record(changed(device="cpu"), tmp_path)
@@ -360,7 +360,7 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_failing_run_takes_no_other_with_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+def test_a_failing_run_affects_no_other(tmp_path: Path, scripts: dict[str, str]) -> None:
     leave(tmp_path / "before", RunRequest(method="ncm", benchmark="digits-5t"), finished=True)
     good = (tmp_path / "before" / RESULT).read_text()
     scripts["crash"] = "import sys; print('some words'); sys.exit('error: no [such] data')"
