@@ -263,6 +263,24 @@ def test_resume_finds_the_data_from_any_directory(call: Call, tmp_path: Path, mo
     assert read_record(tmp_path / "run" / "result.json").benchmark == "folder:photos"
 
 
+def test_a_run_on_a_folder_says_what_it_does_not_use(call: Call, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for k in range(5):
+            image = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / "photos" / label / f"{k}.png")
+    (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"no image")
+    code, out, err = call("run", f"folder:{tmp_path / 'photos'}", "--method", "ncm", "--out", tmp_path / "run")
+    assert code == 0, err
+    data = read_record(tmp_path / "run" / "result.json").data
+    assert data.train_images + data.test_images == 10
+    notes = " ".join(out.split())
+    assert f"held out for testing, never learned: 1 image per class ({data.test_images} of 10)" in notes
+    assert "images are resized to 32 px for backbone vit_mini_patch4_32; --backbone deit_small" in notes
+    assert err.count("could not be read") == 1 and "unreadable" not in out
+
+
 def test_version(call: Call) -> None:
     assert call("--version") == (0, f"morecl {morecl.__version__}\n", "")
 
