@@ -43,11 +43,11 @@ def html(records: Sequence[Record]) -> str:
     return page.html(records)
 
 
-def write_figures(records: Sequence[Record], folder: Path) -> list[Path]:
+def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
     """See :func:`morecl.report.figures.write_figures`."""
     from morecl.report import figures
 
-    return figures.write_figures(records, folder)
+    return figures.write_figures(records, folder, figures.FORMATS if formats is None else formats)
 
 
 def markdown(records: Sequence[Record]) -> str:
