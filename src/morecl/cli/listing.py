@@ -45,7 +45,9 @@ def list_(what: Annotated[Listing, typer.Argument()]) -> None:
     found = sections(what)
     width = max(len(name) for section in found for name, _ in section.rows)
     console = output_console()
-    for section in found:
+    for number, section in enumerate(found):
+        if number > 0:
+            console.line()
         if section.title:
             console.print(Text(f"{section.title[0].upper()}{section.title[1:]}:", style="bold"))
         table = Table(box=None, pad_edge=False, show_header=False)

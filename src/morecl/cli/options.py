@@ -34,7 +34,9 @@ SetForAll = Annotated[
 ClassOrder = Annotated[str, typer.Option(help="0..4 or random.")]
 TrainPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N training images of each class.")]
 TestPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N test images of each class.")]
-DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets. Default: $MORECL_DATA.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets. Default: $MORECL_DATA, else ~/.cache/morecl.")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 Precision = Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")]
 Compile = Annotated[str | None, typer.Option("--compile", help="auto, on or off.")]

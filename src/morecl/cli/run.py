@@ -22,7 +22,7 @@ def run(
     benchmark: options.Benchmark = "digits-5t",
     method: options.Method = "more",
     backbone: options.Backbone = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the run. Default: runs/BENCHMARK/METHOD/order-K-seed-S.")
     ] = None,
