@@ -1,4 +1,4 @@
-"""The command line, called in this process."""
+"""Calls the command line in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from morecl import cli
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Of ``morecl ARGUMENTS``."""
+    """The exit code of ``morecl ARGUMENTS``."""
     monkeypatch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
     with pytest.raises(SystemExit) as caught:

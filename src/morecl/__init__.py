@@ -2,18 +2,29 @@
 
 >>> import morecl
 >>> learner = morecl.create("more", epochs=5)
->>> learner.learn_task(images, labels)
+>>> learner.learn_task(images, labels, morecl.progress.show())  # without `show()`: silent
 >>> learner.predict(images).labels
+
+Importing morecl before torch sets ``OMP_WAIT_POLICY=PASSIVE`` and ``KMP_BLOCKTIME=0`` in ``os.environ``, unless you set
+one of them, so that idle OpenMP threads sleep. By default they spin, which makes training several times slower as
+soon as another process uses a core. If torch was imported first, export the variables yourself.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+# Read by OpenMP when torch loads it. The first is standard and enough for GNU's, the second is Intel's and LLVM's.
+_SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+if not {*_SLEEPING_THREADS, "GOMP_SPINCOUNT"} & os.environ.keys():  # a user's choice wins
+    os.environ.update(_SLEEPING_THREADS)
+
 if TYPE_CHECKING:
+    from morecl import progress
     from morecl.checkpoint import load
     from morecl.errors import DivergedError, InputError
     from morecl.methods import METHODS, Learner, Prediction, create
@@ -29,6 +40,7 @@ __all__ = [
     "__version__",
     "create",
     "load",
+    "progress",
     "read_record",
 ]
 
@@ -41,7 +53,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """torch takes seconds to import: what needs it is loaded when it is first asked for."""
+    """Load a public name on first use, because torch takes seconds to import."""
+    if name == "progress":
+        return importlib.import_module("morecl.progress")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"morecl.{home}"), name)

@@ -1,4 +1,4 @@
-"""``python -m morecl``: the same as the command ``morecl``."""
+"""``python -m morecl`` is the command ``morecl``."""
 
 from morecl.cli import main
 

@@ -1,4 +1,4 @@
-"""Settings of a learner: frozen, checked, and an unknown key is an error that names the nearest known one."""
+"""Settings of a learner: frozen and checked. An unknown key is an error that suggests the nearest known one."""
 
 from __future__ import annotations
 
@@ -12,42 +12,39 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
 
-LARGEST = 2**20  # of a whole number whose field names no bound of its own
+LARGEST = 2**20  # upper bound of whole numbers whose field has none
 
-# What a setting is to an experiment. Two runs whose settings differ only in fields with a role are the same experiment;
-# every other setting makes it another one.
-Role = Literal["repetition", "machine", "weights"]
-REPETITION: dict[str, Any] = {"role": "repetition"}  # tells repeated runs apart
+# A setting's role, kept in `json_schema_extra` of its field. Runs that differ only in settings with one of the first
+# three roles are the same experiment. Any other setting makes a different one, including those that affect scoring.
+Role = Literal["repetition", "machine", "weights", "scoring"]
+REPETITION: dict[str, Any] = {"role": "repetition"}  # distinguishes repeated runs
 MACHINE: dict[str, Any] = {"role": "machine"}  # where and how fast it runs, not what is computed
-WEIGHTS: dict[str, Any] = {"role": "weights"}  # a path that depends on the machine; a record has the weights' hash
+WEIGHTS: dict[str, Any] = {"role": "weights"}  # a path, which depends on the machine; records have the weights' hash
+SCORING: dict[str, Any] = {"role": "scoring"}  # how answers are computed from features, not what is trained
 
 
 class LearnerConfig(BaseModel):
-    """What every method understands. Defaults are the paper's for CIFAR10-5T; benchmark recipes override them."""
+    """Settings of every method. Defaults are the paper's for CIFAR10-5T; benchmark recipes override them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    backbone: str = Field(
-        SHIPPED, description="timm name, path of a checkpoint, or NAME@PATH", json_schema_extra=WEIGHTS
-    )
-    image_size: int | None = Field(
-        None, ge=4, le=4096, description="input size in pixels; the backbone's own if not given"
-    )
+    backbone: str = Field(SHIPPED, description="timm name, checkpoint file, or NAME@FILE", json_schema_extra=WEIGHTS)
+    image_size: int | None = Field(None, ge=4, le=4096, description="input size in pixels; default: the backbone's")
     pretrained: bool = Field(True, description="false: start from random weights")
     freeze_backbone: bool = Field(
-        True, description="false: the backbone is trained too; by more, hat, owm, ncm and csc in the first task only"
+        True, description="false: train the backbone too; more, hat, owm, ncm and csc do so in the first task only"
     )
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=REPETITION)
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...", json_schema_extra=MACHINE)
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where a GPU has it, else fp32")
-    compile: Literal["auto", "on", "off"] = Field("auto", description="auto: compiled, captured steps on a CUDA GPU")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU that has it, else fp32")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="auto: compile and capture steps on a CUDA GPU")
     eval_batch_size: int | None = Field(
         None, ge=1, description="images per forward pass outside training", json_schema_extra=MACHINE
     )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
             raise ValueError("Input should be a number, not true or false")
@@ -55,7 +52,7 @@ class LearnerConfig(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _no_absurd_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_huge_number(cls, value: Any, info: ValidationInfo) -> Any:
         rules = cls.model_fields[str(info.field_name)].metadata
         bounded = any(hasattr(rule, "le") or hasattr(rule, "lt") for rule in rules)
         if type(value) is int and value > LARGEST and not bounded:
@@ -64,7 +61,7 @@ class LearnerConfig(BaseModel):
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """Check ``settings`` and fill in the defaults."""
+        """A config with ``settings``, checked, and defaults for the rest."""
         for key in settings:
             if key not in cls.model_fields:
                 raise unknown_name("setting", key, cls.model_fields)
@@ -76,20 +73,20 @@ class LearnerConfig(BaseModel):
 
     @classmethod
     def with_role(cls, *roles: Role) -> frozenset[str]:
-        """Names of the settings that have one of ``roles``."""
+        """Names of the settings with one of ``roles``."""
         extra = {name: field.json_schema_extra for name, field in cls.model_fields.items()}
         return frozenset(name for name, e in extra.items() if isinstance(e, dict) and e.get("role") in roles)
 
     @classmethod
     def choose(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of ``settings`` that are known here and have an effect: what trains nothing has no epochs."""
+        """The ``settings`` that this method has and that take effect: a method that trains nothing has no epochs."""
         known = {key: value for key, value in settings.items() if key in cls.model_fields}
-        without = set() if cls.parse(known).trains else SgdConfig.training_settings()
-        return {key: value for key, value in known.items() if key not in without}
+        idle = set() if cls.parse(known).trains else SgdConfig.training_settings()
+        return {key: value for key, value in known.items() if key not in idle}
 
     @classmethod
     def refuse_idle(cls, method: str, wanted: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
-        """Raise :class:`InputError` if a user ``wanted`` a setting that would change nothing, given the ``others``."""
+        """Raise :class:`InputError` if a setting in ``wanted`` has no effect, given the ``others``."""
         effective = cls.choose({**(others or {}), **wanted})
         if idle := [key for key in wanted if key in cls.model_fields and key not in effective]:
             raise InputError(
@@ -99,16 +96,16 @@ class LearnerConfig(BaseModel):
 
     @property
     def trains(self) -> bool:
-        """Whether anything is trained by gradient descent."""
+        """Whether the method trains anything by gradient descent."""
         return not self.freeze_backbone
 
     def record(self) -> dict[str, Any]:
-        """What a record says of the settings: all, but not in which folder of this machine the backbone lay."""
+        """All settings as JSON values, for a record; of the backbone's path only the file name."""
         return self.model_dump(mode="json") | {"backbone": Path(self.backbone).name}
 
 
 class SgdConfig(LearnerConfig):
-    """How stochastic gradient descent goes. As it is: for methods that train the backbone or nothing."""
+    """Settings of stochastic gradient descent, for methods that train the backbone or nothing."""
 
     epochs: int = Field(20, ge=1)
     lr: float = Field(0.005, gt=0, le=1e30)
@@ -117,12 +114,12 @@ class SgdConfig(LearnerConfig):
 
     @staticmethod
     def training_settings() -> frozenset[str]:
-        """Settings without effect where nothing is trained."""
+        """Settings that have no effect if nothing is trained."""
         return frozenset(SgdConfig.model_fields.keys() - LearnerConfig.model_fields.keys())
 
 
 class TrainingConfig(SgdConfig):
-    """Methods that train adapters."""
+    """Settings of methods that train adapters."""
 
     bottleneck: int = Field(64, ge=1, le=2**16, description="width of the adapters")
 
@@ -132,7 +129,7 @@ class TrainingConfig(SgdConfig):
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """``["epochs=5", "coefficient=false"]`` -> ``{"epochs": 5, "coefficient": False}`` (JSON values, else text)."""
+    """``["epochs=5", "coefficient=false"]`` -> ``{"epochs": 5, "coefficient": False}`` (JSON values; else text)."""
     settings: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -140,6 +137,6 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--set wants key=value, got {assignment!r}")
         try:
             settings[key.strip()] = json.loads(text.lower() if text.lower() in ("true", "false") else text)
-        except ValueError:  # no JSON, or a number of thousands of digits
+        except ValueError:  # not JSON, or a number with thousands of digits
             settings[key.strip()] = text
     return settings

@@ -1,25 +1,25 @@
-"""The exceptions that reach a user, and the one way to say that a name is unknown."""
+"""The exceptions a user sees, and the message for an unknown name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-_OTHER_WORDS = {"learning_rate": "lr", "buffer_size": "memory_size"}
+_SYNONYMS = {"learning_rate": "lr", "buffer_size": "memory_size"}
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names the thing, the place and the way out. Exit code 2."""
+    """Bad input. The message names what is wrong, where, and how to fix it. Exit code 2."""
 
 
 class DivergedError(RuntimeError):
-    """Training produced numbers that are not finite. ``learn_task`` leaves the learner as it was before the task."""
+    """Training produced numbers that are not finite. ``learn_task`` undoes what it learned of the task."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """``unknown method 'mroe'; did you mean 'more'? (known: ...)``"""
     names = sorted(known)
-    other = _OTHER_WORDS.get(name)
-    near = [other] if other in names else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    synonym = _SYNONYMS.get(name)
+    near = [synonym] if synonym in names else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")

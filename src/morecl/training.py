@@ -70,7 +70,7 @@ def fit(
     *,
     epochs: int,
     task: int,
-    images: int,
+    images: int | None,
     listener: Listener,
     stage: str = "",
     after_backward: Callable[..., None] | None = None,
@@ -80,7 +80,7 @@ def fit(
     """Run ``epochs`` passes: for each batch of ``batches(epoch)`` minimise ``loss(*batch)``.
 
     Args:
-        images: training images per epoch, for the speed that is reported.
+        images: images per epoch that pass through the network, for the reported speed; ``None`` reports none.
         stage: see :class:`EpochDone`.
         after_backward: called with the batch when gradients are there and the step is not yet made (A-GEM, HAL, OWM).
         after_step: called after each step (to bound what was updated).
@@ -116,7 +116,7 @@ def fit(
                 f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}; "
                 "lower the learning rate (lr)"
             )
-        speed = images / max(time.perf_counter() - started, 1e-9)
+        speed = None if images is None else images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
     if not optimizer.finite():
         raise DivergedError(

@@ -44,7 +44,7 @@ def test_costs_are_shown_and_written(
         ("file/bench.json", "file/bench.json cannot be written: file is a file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
+def test_a_path_that_cannot_be_written_is_reported_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -72,7 +72,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
         (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_measured(
+def test_mistakes_are_reported_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""``morecl report`` from the command line: what is wrong is said before anything is written."""
+"""``morecl report`` from the command line: bad input is reported before anything is written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_report_and_figures_are_written(
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """``morecl COMMAND`` in a shell whose locale knows no more than ASCII."""
+    """``morecl COMMAND`` in a shell whose locale is plain ASCII."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     line = f'"{sys.executable}" -m morecl {command}'
     return subprocess.run(line, shell=True, cwd=folder, env=os.environ | ascii_only, capture_output=True, timeout=120)

@@ -1,7 +1,7 @@
-"""``morecl run``, ``resume`` and ``list`` from the command line; runs are real, and small.
+"""``morecl run``, ``resume`` and ``list`` from the command line, with real but small runs.
 
-Kill -9 is real too: a process of its own kills itself at a chosen point of a chosen task, so that nothing depends on
-how fast the machine is.
+Kill -9 is real too: a separate process kills itself at a chosen point of a chosen task, so the outcome does not depend
+on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def names(folder: Path) -> list[str]:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """All of the record but times."""
+    """The record without times."""
     value = read_record(folder / "result.json").model_dump()
     del value["seconds"]
     return value
@@ -57,7 +57,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of MORE that nothing disturbed."""
+    """An undisturbed run of MORE."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     from morecl.config import parse_assignments
     from morecl.run import RunRequest, start
@@ -202,7 +202,9 @@ def test_divergence_is_no_result(call: Call, tmp_path: Path) -> None:
 # ---- interruptions ------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_says_how_to_go_on(call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_continue(
+    call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learn = More._learn
 
     def stopped_in_the_third(self: More, task: Any, listener: Any) -> None:
@@ -218,11 +220,11 @@ def test_ctrl_c_says_how_to_go_on(call: Call, finished: Path, tmp_path: Path, mo
     assert f"morecl resume {folder}" in err
     assert names(folder) == ["checkpoint-2", "run.json"]
     code, out, _ = call("resume", folder)
-    assert code == 0 and "going on after task 2 of 5" in out
+    assert code == 0 and "resuming after task 2 of 5" in out
     assert measured(folder) == measured(finished)
 
 
-def test_ctrl_c_before_the_first_task_has_nothing_to_go_on_with(
+def test_ctrl_c_before_the_first_task_has_nothing_to_resume(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
@@ -261,6 +263,24 @@ def test_resume_finds_the_data_from_any_directory(call: Call, tmp_path: Path, mo
     assert read_record(tmp_path / "run" / "result.json").benchmark == "folder:photos"
 
 
+def test_a_run_on_a_folder_says_what_it_does_not_use(call: Call, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for k in range(5):
+            image = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / "photos" / label / f"{k}.png")
+    (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"no image")
+    code, out, err = call("run", f"folder:{tmp_path / 'photos'}", "--method", "ncm", "--out", tmp_path / "run")
+    assert code == 0, err
+    data = read_record(tmp_path / "run" / "result.json").data
+    assert data.train_images + data.test_images == 10
+    notes = " ".join(out.split())
+    assert f"held out for testing, never learned: 1 image per class ({data.test_images} of 10)" in notes
+    assert "images are resized to 32 px for backbone vit_mini_patch4_32; --backbone deit_small" in notes
+    assert err.count("could not be read") == 1 and "unreadable" not in out
+
+
 def test_version(call: Call) -> None:
     assert call("--version") == (0, f"morecl {morecl.__version__}\n", "")
 
@@ -271,16 +291,8 @@ def test_no_backbone_is_not_the_folder(call: Call, tmp_path: Path) -> None:
     assert "backbone needs a name or a file" in " ".join(err.split())
 
 
-@pytest.mark.parametrize(
-    "what", ["from morecl import cli", "from morecl.listing import listing; listing('benchmarks')"]
-)
-def test_help_and_the_list_of_benchmarks_do_not_load_torch(what: str) -> None:
-    code = f"import sys; {what}; assert not {{'torch', 'timm', 'sklearn'}} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# Three runs in one process each, all of which end by kill -9: in an epoch of the first task, in an epoch of the third,
-# and while the third checkpoint is being written.
+# Three runs, one process each, that end by kill -9: in an epoch of the first task, in an epoch of the third, and while
+# the third checkpoint is written.
 KILLED = """
 import os, signal, sys
 import torch
@@ -353,7 +365,7 @@ def test_resume_after_kill_9(call: Call, killed: Path, finished: Path, name: str
     assert len(found) == len(left) and all(Path(path).match(pattern) for path, pattern in zip(found, left, strict=True))
     code, out, err = call("resume", folder)
     assert code == 0, err
-    assert ("going on after task 2 of 5" in out) == (name != "first")
+    assert ("resuming after task 2 of 5" in out) == (name != "first")
     assert measured(folder) == measured(finished)
     state = [(path / "model" / "state.safetensors").read_bytes() for path in (folder, finished)]
     assert state[0] == state[1]
@@ -384,7 +396,10 @@ def test_unknown_list(call: Call) -> None:
 
 
 def test_importing_changes_nothing(tmp_path: Path) -> None:
-    """Global generators, number of threads, working directory, files: all as before, in a process of its own."""
+    """Global generators, number of threads, working directory and files are as before, in a separate process.
+
+    Only the waiting policy of OpenMP is set, see ``test_start_up.py``.
+    """
     script = """
 import os, random, warnings
 import numpy, rich.table, torch  # rich itself draws a number when it is imported
@@ -394,7 +409,7 @@ def world():
             os.listdir(), torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(), warnings.showwarning)
 before = world()
-import morecl, morecl.cli, morecl.run.launch, morecl.display, morecl.report.formats
+import morecl, morecl.cli, morecl.cli.display, morecl.cli.summary, morecl.run.launch, morecl.report.formats
 assert before == world()
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""``morecl suite`` and ``morecl tune`` from the command line; runs are real, and small."""
+"""``morecl suite`` and ``morecl tune`` from the command line, with real but small runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_runs_resumes_survives_and_skips(
     shown = capsys.readouterr().out
     assert "mnist.npz is not an .npz file" in shown and "1 of 2 runs failed" in shown
     assert not (out / "mnist-5t" / "ncm-tiny" / "order-0-seed-0").exists()
-    assert "going on after task 1 of 5" in begun.with_name("order-0-seed-0.log").read_text()
+    assert "resuming after task 1 of 5" in begun.with_name("order-0-seed-0.log").read_text()
     whole = launch.start(request, tmp_path / "whole")
     assert read_record(begun / "result.json").accuracy_matrix == whole.accuracy_matrix
 
@@ -131,7 +131,7 @@ def test_bad_input_is_one_message_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interrupted_commands_say_how_to_go_on(
+def test_interrupted_commands_say_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def test_interrupted_commands_say_how_to_go_on(
     tune = ["tune", "digits-5t", "--method", "finetune", "--lr", "0.1", "--epochs", "1", "--out", "x"]
     for command in (["suite", "mine.toml"], tune):
         assert exit_code(monkeypatch, *command) == 130
-        assert "the same command goes on" in capsys.readouterr().err
+        assert "the same command continues" in capsys.readouterr().err
 
 
 def test_tune_prints_what_to_use(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from morecl.config import parse_assignments
+from morecl.config import SCORING, LearnerConfig, parse_assignments
 from morecl.errors import InputError, unknown_name
 from morecl.methods import METHODS, create
 from morecl.methods.more import MoreConfig
@@ -139,7 +139,7 @@ def test_assignments() -> None:
 
 
 @pytest.mark.parametrize("text", ["epochs", "=5", ""])
-def test_assignments_that_are_none(text: str) -> None:
+def test_bad_assignments(text: str) -> None:
     with pytest.raises(InputError, match="key=value"):
         parse_assignments([text])
 
@@ -173,10 +173,21 @@ def test_devices_that_other_machines_have(monkeypatch: pytest.MonkeyPatch) -> No
         resolve_device("cuda")
 
 
-def test_a_record_does_not_tell_where_the_backbone_lay() -> None:
+def test_a_record_does_not_contain_the_backbones_folder() -> None:
     assert MoreConfig.parse({"backbone": "some/folder/vit.safetensors"}).record()["backbone"] == "vit.safetensors"
     config = MoreConfig.parse({"lr": 0.25})
     assert config.record() == config.model_dump(mode="json")
+
+
+class ScoredConfig(LearnerConfig):
+    coefficient: bool = Field(True, json_schema_extra=SCORING)
+
+
+def test_roles_name_their_settings() -> None:
+    assert ScoredConfig.with_role("scoring") == {"coefficient"}
+    assert LearnerConfig.with_role("scoring") == frozenset()
+    assert ScoredConfig.with_role("repetition", "weights") == {"seed", "backbone"}
+    assert ScoredConfig.with_role("machine") == {"device", "eval_batch_size"}
 
 
 def test_a_setting_that_would_change_nothing_is_refused() -> None:

@@ -96,7 +96,7 @@ def test_fit_minimises_and_reports() -> None:
     assert [(e.task, e.epoch, e.epochs) for e in events] == [(4, 1, 2), (4, 2, 2)]
     # epoch 1: p = 2 at x = 0 and at x = 1; epoch 2: p = 1.9 at x = 1, 1.8 at x = 2
     assert [e.loss for e in events] == pytest.approx([(0 + 2.0) / 2, (1.9 + 3.6) / 2])
-    assert all(e.images_per_second > 0 for e in events)
+    assert all(e.images_per_second is not None and e.images_per_second > 0 for e in events)
 
 
 def fit_once(p: torch.Tensor, **hooks: Any) -> None:

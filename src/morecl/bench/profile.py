@@ -109,7 +109,7 @@ def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None])
     speeds: list[float] = []
 
     def listen(event: EpochDone) -> None:
-        if event.stage:
+        if event.stage or event.images_per_second is None:
             return
         if event.epoch == 2:
             speeds.append(event.images_per_second)

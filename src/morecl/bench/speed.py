@@ -127,7 +127,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     learner.learn_task(images, labels)  # without memory; the second task is the usual case
 
     def listen(event: EpochDone) -> None:
-        if not event.stage:
+        if not event.stage and event.images_per_second is not None:
             speeds.append(event.images_per_second)
 
     learner.learn_task(images, [f"b{label}" for label in labels], listen)

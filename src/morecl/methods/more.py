@@ -192,7 +192,7 @@ class More(MaskedLearner):
             optimizer,
             epochs=config.back_update_epochs,
             task=task.index,
-            images=X.shape[1],
+            images=None,
             listener=listener,
             stage="back-update",
             capture=self.captured,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from morecl.errors import InputError
 from morecl.records import Record, read_record
-from morecl.report.figures import write_figures
-from morecl.report.page import html
 from morecl.report.tables import Cell, Table, build_tables, notes
 
 __all__ = ["FORMATS", "collect", "html", "latex", "markdown", "write_figures"]
@@ -36,6 +34,20 @@ def collect(paths: Sequence[Path]) -> list[Record]:
         if record not in records:
             records.append(record)
     return records
+
+
+def html(records: Sequence[Record]) -> str:
+    """See :func:`morecl.report.page.html`. Imported when called: matplotlib takes half a second."""
+    from morecl.report import page
+
+    return page.html(records)
+
+
+def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
+    """See :func:`morecl.report.figures.write_figures`."""
+    from morecl.report import figures
+
+    return figures.write_figures(records, folder, figures.FORMATS if formats is None else formats)
 
 
 def markdown(records: Sequence[Record]) -> str:

@@ -204,6 +204,8 @@ def _command(run: PlannedRun) -> list[str]:
         value = getattr(request, option)
         if value is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
+    if request.keep_checkpoints:
+        command.append("--keep-checkpoints")
     for key, value in request.settings.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     return command

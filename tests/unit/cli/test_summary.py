@@ -1,64 +1,21 @@
-"""What the terminal shows while a run goes on."""
+"""The table of results in the terminal."""
 
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
-from morecl.display import summary, watching
-from morecl.evaluator import Step
-from morecl.progress import EpochDone
+from morecl.cli.summary import print_summary
 from morecl.records import Record
 from synthetic import make_record
-
-
-class Stream(list[None]):
-    dataset = SimpleNamespace(skipped=())
-
-
-def test_stages_are_named_but_only_a_tasks_own_epochs_move_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[float | None, str | None]] = []
-    monkeypatch.setattr(
-        Progress, "update", lambda self, row, completed=None, detail=None, **_: seen.append((completed, detail))
-    )
-    learner: Any = SimpleNamespace(config=SimpleNamespace(epochs=5), device="cpu")
-    stream: Any = Stream([None] * 3)
-    out = io.StringIO()
-    with watching(Console(file=out, width=100), "title") as watcher:
-        watcher.started(learner, stream, 1)
-        watcher.epoch(EpochDone(1, 2, 5, 0.5, 80.0))
-        watcher.epoch(EpochDone(1, 7, 30, 0.25, 90.0, "balanced"))
-        watcher.task(1, Step([50.0], [90.0], 50.0, None, None, None, None, None), 12.0)
-    assert seen == [
-        (5, "on cpu"),
-        (7, "task 2/3 epoch 2/5 loss 0.50 80 img/s"),
-        (None, "task 2/3 balanced 7/30 loss 0.25 90 img/s"),
-        (10, None),
-    ]
-    assert "task 2/3  accuracy on all seen 50.00 %" in out.getvalue()
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("title", ["folder:p[/q] more", "folder:[b]a[/b] more", "folder:heart:x more", "a\\[red] more"])
-def test_a_title_is_shown_as_it_is(title: str, terminal: bool) -> None:
-    learner: Any = SimpleNamespace(config=SimpleNamespace(epochs=1), device="cpu")
-    stream: Any = Stream([None])
-    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None, record=True)
-    with watching(console, title) as watcher:
-        watcher.started(learner, stream, 0)
-        watcher.task(0, Step([50.0], [90.0], 50.0, None, None, None, None, None), 12.0)
-    assert f"{title}  task 1/1" in console.export_text()
 
 
 def shown(records: list[Record]) -> tuple[str, list[str]]:
     """The summary as text, and its green lines."""
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard", record=True)
-    summary(records, console)
+    print_summary(records, console)
     styled = console.export_text(styles=True, clear=False)
     lines = console.export_text().splitlines()
     return "\n".join(lines), [line for line, raw in zip(lines, styled.splitlines(), strict=True) if "32m" in raw]
@@ -70,7 +27,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number(width: int) -> None:
     many = [make_record("derpp", "cifar100-20t"), make_record("more", long, config={"coefficient": False})]
     many = [record.model_copy(update={"seconds": {"total": 123456.0}}) for record in many]
     console = Console(file=io.StringIO(), width=width, record=True)
-    summary(many, console)
+    print_summary(many, console)
     lines = console.export_text().splitlines()
     text = "\n".join(lines)
     assert "…" not in text and all(len(line) <= width for line in lines)
@@ -78,7 +35,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number(width: int) -> None:
     for record in many:
         assert f"{record.metrics.aca:.2f}" in text
     if width >= 80:
-        assert all(head in text for head in ("runs", "AIA", "told", "AUC", "IAUC"))
+        assert all(head in text for head in ("runs", "AIA", "TIL", "AUC", "IAUC"))
     start = lines[1].index("benchmark")
     assert long in "".join(line[start:].split("   ")[0].strip() for line in lines)
 
@@ -86,10 +43,10 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number(width: int) -> None:
 def test_the_legend_explains_what_is_shown_and_what_the_means_are_over() -> None:
     text = " ".join(shown([make_record()])[0].split())
     assert "ACA: accuracy on the images of all classes" in text
-    assert "told: accuracy if the task is told, a mean over tasks (ACA is one over images)" in text
+    assert "TIL: accuracy when the task is given, mean over tasks (ACA: over images)" in text
     console = Console(file=io.StringIO(), width=40, record=True)
-    summary([make_record("derpp", "cifar100-20t")], console)
-    assert "told" not in console.export_text()
+    print_summary([make_record("derpp", "cifar100-20t")], console)
+    assert "TIL" not in console.export_text()
 
 
 def test_names_in_the_summary_are_shown_as_they_are() -> None:

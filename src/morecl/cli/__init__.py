@@ -1,0 +1,80 @@
+"""The command line: parses the arguments and calls the library.
+
+To add a command, write a function with typer annotations in a file of this package (shared options are in
+``options.py``) and register it below. Import what loads torch inside the function: ``morecl --help``, ``report`` and
+``list`` must start within a second (``tests/cli/test_start_up.py``).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from morecl import __version__
+from morecl.cli import bench, listing, report, run, suite
+from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
+from morecl.errors import DivergedError, InputError
+
+app = typer.Typer(
+    help="Teach an image classifier new classes, task after task, and have it say 'unknown'.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+app.command()(run.run)
+app.command()(run.resume)
+app.command()(suite.suite)
+app.command()(suite.tune)
+app.command()(report.report)
+app.command()(bench.bench)
+app.command("list")(listing.list_)
+
+
+def main() -> None:
+    """Entry point. Bad input ends with one message and exit code 2."""
+    warnings.showwarning = _show_warning
+    _prepare_output()
+    try:
+        app()
+    except (InputError, OSError) as error:
+        error_console().print(f"[red]error:[/red] {escape(str(error))}")
+        sys.exit(BAD_INPUT)
+    except DivergedError as error:
+        error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
+        sys.exit(FAILED)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    error_console().print(f"[yellow]warning:[/yellow] {escape(str(message))}")
+
+
+def _prepare_output() -> None:
+    """Discard output to a closed stdout or stderr, and escape characters that the terminal's encoding lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"morecl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...

@@ -1,0 +1,50 @@
+"""Options that several commands share, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from morecl.catalogue import METHODS
+from morecl.errors import unknown_name
+
+
+def _known_method(name: str) -> str:
+    """Reject a typo before anything slow is imported."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return name
+
+
+Benchmark = Annotated[
+    str, typer.Argument(help="Name, recipe file (.toml), or folder:PATH with one sub-folder per class.")
+]
+Method = Annotated[str, typer.Option(callback=_known_method, help="See `morecl list methods`.")]
+Backbone = Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
+]
+SetForAll = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting, for every method that has it; repeatable."),
+]
+ClassOrder = Annotated[str, typer.Option(help="0..4 or random.")]
+TrainPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N training images of each class.")]
+TestPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N test images of each class.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets. Default: $MORECL_DATA, else ~/.cache/morecl.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
+Precision = Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")]
+Compile = Annotated[str | None, typer.Option("--compile", help="auto, on or off.")]
+
+
+def settings_from(assignments: Sequence[str] | None, **options: Any) -> dict[str, Any]:
+    """The settings given with ``--set``, overridden by the options that were given (are not ``None``)."""
+    from morecl.config import parse_assignments
+
+    given = {key: value for key, value in options.items() if value is not None}
+    return parse_assignments(assignments or []) | given

@@ -1,0 +1,55 @@
+"""``morecl report``: tables and figures from records. Never imports torch."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from morecl.cli.terminal import output_console
+from morecl.errors import InputError
+
+
+class ReportFormat(StrEnum):
+    text = "text"
+    md = "md"
+    latex = "latex"
+    html = "html"
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that contain some.")],
+    format_: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures (SVG and PNG) to this folder.")] = None,
+) -> None:
+    """Make tables and figures from the records of finished runs."""
+    from morecl.cli.summary import print_summary
+    from morecl.files import check_target, write_text
+    from morecl.report.formats import collect
+
+    if format_ is ReportFormat.text and out:
+        raise InputError("--out goes with --format md, latex or html")
+    if out:
+        check_target(out, f"report.{format_.value}")
+    records = collect(runs)
+    if figures:
+        from morecl.report.formats import write_figures
+
+        write_figures(records, figures)
+    if format_ is ReportFormat.text:
+        print_summary(records, output_console())
+        return
+    from morecl.report.formats import FORMATS
+
+    document = FORMATS[format_.value](records)
+    if out:
+        write_text(out, document)
+        print(out)
+    else:  # UTF-8 in any locale, as in a file
+        sys.stdout.flush()
+        sys.stdout.buffer.write(document.encode())
+        sys.stdout.buffer.flush()

@@ -1,0 +1,100 @@
+"""``morecl run`` and ``morecl resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from morecl.cli import options
+from morecl.cli.terminal import exit_interrupted, output_console
+from morecl.errors import InputError
+
+if TYPE_CHECKING:
+    from morecl.records import Record
+    from morecl.run import Watcher
+
+
+def run(
+    benchmark: options.Benchmark = "digits-5t",
+    method: options.Method = "more",
+    backbone: options.Backbone = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run. Default: runs/BENCHMARK/METHOD/order-K-seed-S.")
+    ] = None,
+    set_: options.Set = None,
+    class_order: options.ClassOrder = "0",
+    memory_size: Annotated[int | None, typer.Option(min=0, help="Images in the replay memory.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Split the classes into this many tasks.")] = None,
+    train_per_class: options.TrainPerClass = None,
+    test_per_class: options.TestPerClass = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Score on this share of the training images instead of the test set.")
+    ] = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    compile_: options.Compile = None,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep the checkpoint of every task, for `morecl rescore`.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
+) -> None:
+    """Run a method on a benchmark and write result.json."""
+    settings = options.settings_from(
+        set_, backbone=backbone, memory_size=memory_size, device=device, precision=precision, compile=compile_
+    )
+    if "seed" in settings:
+        raise InputError("give the seed as --seed")
+    from morecl.data import load_recipe
+    from morecl.run import RunRequest, default_folder, start
+
+    recipe = load_recipe(benchmark)
+
+    request = RunRequest(
+        method=method,
+        benchmark=benchmark,
+        settings=settings,
+        class_order=class_order,
+        seed=seed,
+        data_root=str(data_root) if data_root else None,
+        tasks=tasks,
+        train_per_class=train_per_class,
+        test_per_class=test_per_class,
+        validation=validation,
+        keep_checkpoints=keep_checkpoints,
+    )
+    folder = out or default_folder(Path("runs"), recipe.name, method, class_order, seed)
+    _display(
+        f"{benchmark} {method}", folder, lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher)
+    )
+
+
+def resume(folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")]) -> None:
+    """Continue an interrupted run from its last checkpoint."""
+    from morecl import run as runs
+
+    request = runs.read_request(folder)
+    title = f"{request.benchmark} {request.method}"
+    _display(title, folder, lambda watcher: runs.resume(folder, watcher))
+
+
+def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
+    """Call ``work(watcher)`` under a live display and show its result; on ctrl-C say how to continue."""
+    from morecl.cli.display import watching
+    from morecl.cli.summary import print_summary
+
+    console = output_console()
+    try:
+        with watching(console, title) as watcher:
+            record = work(watcher)
+    except KeyboardInterrupt:
+        started = (folder / "run.json").is_file()
+        command = f"`morecl resume {escape(str(folder))}`"
+        exit_interrupted(f"{command} continues after the last finished task" if started else "nothing was written")
+    print_summary([record], console)
+    console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)

@@ -1,0 +1,92 @@
+"""``morecl suite`` and ``morecl tune``: many runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from morecl.cli import options
+from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+
+
+def suite(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="See `morecl list suites`; or your own .toml file.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, each in its own process.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for all runs; suites in the same folder share runs.")] = Path(
+        "runs"
+    ),
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,...", help="Replace the suite's seeds.")] = None,
+    backbone: options.Backbone = None,
+    set_: options.SetForAll = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+) -> None:
+    """Run methods x benchmarks x seeds; skip what is finished."""
+    settings = options.settings_from(set_, backbone=backbone, device=device)
+    from morecl.suite.plan import load_suite, number_list, plan
+    from morecl.suite.run import run_suite, show
+
+    chosen = number_list("--seeds", seeds, int) if seeds is not None else None
+    planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
+    console = output_console()
+    try:
+        outcomes = run_suite(planned, console, jobs=jobs)
+    except KeyboardInterrupt:
+        exit_interrupted("the same command continues with the unfinished runs")
+    show(outcomes, console)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise SystemExit(FAILED)
+    command = f"morecl report {escape(str(out))} --format html --out report.html"
+    console.print(f"all tables and figures: {command}", soft_wrap=True)
+
+
+def tune(
+    benchmark: options.Benchmark,
+    lr: Annotated[str, typer.Option(metavar="0.001,...", help="Learning rates to try.")],
+    epochs: Annotated[str, typer.Option(metavar="5,10,...", help="Numbers of epochs to try.")],
+    out: Annotated[Path, typer.Option(help="Folder for the trials and tune.json.")],
+    method: options.Method = "more",
+    validation: Annotated[float, typer.Option(help="Share of the training images to hold out.")] = 0.1,
+    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="A trial's score is the mean over these seeds.")] = "0",
+    class_order: options.ClassOrder = "0",
+    train_per_class: options.TrainPerClass = None,
+    backbone: options.Backbone = None,
+    set_: options.Set = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+) -> None:
+    """Search learning rate and epochs on held-out training images, never on the test set."""
+    settings = options.settings_from(set_, backbone=backbone, device=device)
+    from morecl import tune as search
+    from morecl.cli.display import watching
+    from morecl.run import RunRequest
+    from morecl.suite.plan import number_list
+
+    request = RunRequest(
+        method=method,
+        benchmark=benchmark,
+        settings=settings,
+        class_order=class_order,
+        data_root=str(data_root) if data_root else None,
+        train_per_class=train_per_class,
+        validation=validation,
+    )
+    console = output_console()
+    try:
+        found = search.tune(
+            request,
+            lrs=number_list("--lr", lr, float),
+            epochs=number_list("--epochs", epochs, int),
+            seeds=number_list("--seeds", seeds, int),
+            out=out,
+            watch=lambda title: watching(console, title),
+        )
+    except KeyboardInterrupt:
+        exit_interrupted("the same command continues with the unfinished trials")
+    search.show(found, console)
+    console.print(f"record: {escape(str(out / search.FILE))}", soft_wrap=True)
+    if found.best is None:
+        raise SystemExit(FAILED)

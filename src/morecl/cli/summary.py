@@ -1,0 +1,79 @@
+"""The table of results in the terminal. Never imports torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from morecl.records import Record
+from morecl.report.tables import Column, arrange, held_out_note
+
+_MEANINGS = {  # of the metric columns
+    "ACA": "accuracy on the images of all classes after the last task",
+    "AIA": "mean over tasks of the accuracy so far",
+    "TIL": "accuracy when the task is given, mean over tasks (ACA: over images)",
+    "AUC": "unknown against known after the second last task",
+    "IAUC": "mean over tasks of the AUC",
+}
+_DROPPED_FIRST = ("s", "IAUC", "AIA", "AUC", "TIL", "runs")  # if the terminal is too narrow
+_NAME_WIDTH = 12  # characters of a method's or benchmark's name before it wraps, at least
+
+
+def print_summary(records: Sequence[Record], console: Console) -> None:
+    """Print one line per method and benchmark: means over runs, as many columns as fit, each benchmark's best green."""
+    grid = arrange(records)
+    ranked: dict[Column, list[float]] = defaultdict(list)
+    for row, places in grid.items():
+        for column, runs in places.items():
+            if row.competes:
+                ranked[column].append(fmean(r.metrics.aca for r in runs))
+    lines: list[dict[str, str]] = []
+    is_best: list[bool] = []
+    for row, places in grid.items():
+        for column, runs in places.items():
+            metrics = [r.metrics for r in runs]
+            aca = fmean(m.aca for m in metrics)
+            others = [_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc")]
+            cells = ["-" if value is None else f"{value:.2f}" for value in (aca, *others)]
+            seconds = _mean([r.seconds.get("total") for r in runs])
+            lines.append(
+                {"method": row.label, "benchmark": column.label, "runs": str(len(runs))}
+                | dict(zip(_MEANINGS, cells, strict=True))
+                | {"s": f"{seconds or 0:.0f}"}
+            )
+            is_best.append(row.competes and len(ranked[column]) > 1 and aca == max(ranked[column]))
+    heads = _fitting_columns(lines, console.width)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        name = head in ("method", "benchmark")
+        style = "bold" if head == "method" else None
+        table.add_column(head, style=style, justify="left" if name else "right", no_wrap=not name, overflow="fold")
+    for line, best in zip(lines, is_best, strict=True):
+        table.add_row(*(Text(line[head]) for head in heads), style="green" if best else None)
+    console.print(table)
+    legend = [f"{head}: {meaning}." for head, meaning in _MEANINGS.items() if head in heads]
+    console.print(f"Percent. {' '.join(legend)}", style="dim", highlight=False)
+    for note in held_out_note(grid):
+        console.print(note, style="dim", markup=False, emoji=False)
+
+
+def _fitting_columns(lines: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The columns that fit into ``width``. Names may wrap, numbers may not."""
+    widths = {head: max(len(line[head]) for line in (*lines, {head: head})) + 3 for head in lines[0]}
+    for head in ("method", "benchmark"):
+        widths[head] = min(widths[head], _NAME_WIDTH + 3)
+    for head in _DROPPED_FIRST:
+        if sum(widths.values()) > width:
+            del widths[head]
+    return list(widths)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
