@@ -16,6 +16,7 @@ from morecl.nn.preprocess import InputSpec, Preprocess
 SPEC = InputSpec(size=8, resize=10)
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
+RGBA = np.concatenate([COLOUR, COLOUR[..., :1]], -1)
 
 
 def test_arrays_are_taken_as_they_are() -> None:
@@ -29,6 +30,25 @@ def test_grey_is_repeated() -> None:
     assert np.array_equal(as_array(grey, SPEC.resize), expected)
     assert np.array_equal(as_array(grey[..., None], SPEC.resize), expected)
     assert np.array_equal(as_array(list(grey), SPEC.resize), expected)
+
+
+def test_one_image_needs_a_batch_dimension_or_a_list() -> None:
+    """An array (6, 5, 3) was once read as six grey images."""
+    for one in (COLOUR[:1], COLOUR[0][None], [COLOUR[0]], [Image.fromarray(COLOUR[0])]):
+        assert np.array_equal(as_array(one, SPEC.resize), COLOUR[:1])
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_narrow_grey_images_are_passed_with_their_channel(width: int) -> None:
+    narrow = RNG.integers(0, 256, (2, 6, width), dtype=np.uint8)
+    expected = np.stack([narrow] * 3, -1)
+    assert np.array_equal(as_array(narrow[..., None], SPEC.resize), expected)
+    assert np.array_equal(as_array(list(narrow[..., None]), SPEC.resize), expected)
+
+
+def test_three_grey_images_are_three_images() -> None:
+    """Three images of H x W are not one image with its channels first."""
+    assert as_array(COLOUR[..., 0], SPEC.resize).shape == (3, 6, 5, 3)
 
 
 def test_lists_of_anything(tmp_path: Path) -> None:
@@ -89,7 +109,16 @@ def test_square_keeps_the_middle() -> None:
         (COLOUR.astype(bool), TypeError, "uint8"),
         (COLOUR.transpose(0, 3, 1, 2), ValueError, "channels last"),
         (COLOUR[0, 0], ValueError, r"\(N, H, W\)"),
+        (COLOUR[None], ValueError, r"got \(1, 3, 6, 5, 3\)"),
         (COLOUR[:, :, :0], ValueError, "empty side"),
+        (COLOUR[0], ValueError, r"\(6, 5, 3\), .* one image H x W x 3; .* images\[None\] or in a list"),
+        (RGBA[0], ValueError, r"\(6, 5, 4\), .* one image H x W x 4; .* images\[None\]"),
+        (torch.from_numpy(COLOUR[0, ..., :1]), ValueError, "one image H x W x 1"),
+        (RGBA, ValueError, r"images has 4 channels, shape \(3, 6, 5, 4\); drop the fourth .* \[..., :3\]"),
+        ([COLOUR[0], RGBA[1]], ValueError, r"image 1 has 4 channels, shape \(6, 5, 4\); drop"),
+        ([COLOUR[0].transpose(2, 0, 1)], ValueError, r"image 0 must have .* got \(3, 6, 5\); move the channels last"),
+        ([COLOUR], ValueError, r"image 0 must have shape \(H, W, 3\) or \(H, W\), got \(3, 6, 5, 3\)"),
+        ([COLOUR[0, :0]], ValueError, r"image 0 has an empty side: \(0, 5, 3\)"),
         (["no-such-file.png"], ValueError, "image 0: no-such-file.png does not exist"),
         ([COLOUR[0], 3.5], TypeError, "image 1 is a float"),
         ([COLOUR[0], COLOUR[0].astype(float)], TypeError, "image 1 must be uint8"),
@@ -116,10 +145,10 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_more_than_eight_bits_are_refused_not_cut_off(mode: str, tmp_path: Path) -> None:
     picture = Image.fromarray(np.full((6, 5), 40_000, np.uint16)).convert(mode)
-    with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits"):
+    with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits per channel"):
         as_array([COLOUR[0], picture], SPEC.resize)
     picture.save(tmp_path / "deep.tif")
-    with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits"):
+    with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits per channel"):
         as_array([tmp_path / "deep.tif"], SPEC.resize)
 
 
