@@ -39,7 +39,12 @@ class BackboneEntry(BaseModel):
     name: str
     architecture: str
     sha256: str
+    source_sha256: str = ""  # empty in older files
     included: bool  # whether the folder holds its weights
+
+    def matches(self, backbone: Backbone) -> bool:
+        """Whether ``backbone`` has these weights, or the same before they were resampled on another kind of CPU."""
+        return backbone.sha256 == self.sha256 or backbone.source_sha256 == self.source_sha256 != ""
 
 
 class Description(BaseModel):
@@ -88,6 +93,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
             "name": learner.backbone.name,
             "architecture": learner.backbone.architecture,
             "sha256": learner.backbone.sha256,
+            "source_sha256": learner.backbone.source_sha256,
             "included": included,
         },
         "classes": classes,
@@ -204,7 +210,7 @@ def _load_backbone(path: Path, saved: BackboneEntry, moved: str | None, config: 
         loaded = load_backbone(spec, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed)
     except InputError as error:
         raise InputError(f"{error} ({way_out})") from error
-    if loaded.sha256 != saved.sha256:
+    if not saved.matches(loaded):
         raise InputError(f"the weights of backbone {spec} are not those that {path} was trained on (sha256 differs)")
     return loaded
 

@@ -23,6 +23,7 @@ from morecl.errors import InputError
 from morecl.files import sealed
 from morecl.methods import Learner
 from morecl.methods.more import More
+from morecl.nn import backbone as backbone_module
 
 TEST = tiny.pictures(0, 4, draw=1)
 
@@ -176,7 +177,10 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "backbone is text": (lambda v: v.update(backbone="x"), "damaged: learner.json, backbone"),
     "backbone has a number for a name": (lambda v: v["backbone"].update(name=3), "learner.json, backbone.name"),
     "backbone left out": (lambda v: v["backbone"].update(included=True), "damaged: backbone.safetensors is missing"),
-    "other backbone": (lambda v: v["backbone"].update(sha256="0" * 64), "weights of backbone .* are not those"),
+    "other backbone": (
+        lambda v: v["backbone"].update(sha256="0" * 64, source_sha256="1" * 64),
+        "weights of backbone .* are not those",
+    ),
     "unknown backbone": (lambda v: v["backbone"].update(name="vit_mini_patch4_3"), "unknown backbone.*did you mean"),
     "seconds are text": (lambda v: v.update(seconds="x"), "damaged: learner.json, seconds"),
     "negative seconds": (lambda v: v["seconds"].update(train=-1.0), "damaged: learner.json, seconds.train"),
@@ -477,10 +481,31 @@ def test_weights_that_have_moved_can_be_named(tmp_path: Path) -> None:
         morecl.load(tmp_path / "saved", backbone=f"{SHIPPED}@{tmp_path / 'other.safetensors'}")
 
 
+def test_a_learner_can_move_to_another_kind_of_cpu(
+    learner: Learner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPUs round differently when the position embedding is resampled; the weights in the file are the same."""
+    resample = backbone_module.checkpoint_filter_fn
+
+    def elsewhere(state: Any, vit: Any) -> Any:
+        resampled = resample(state, vit)
+        return resampled | {"pos_embed": resampled["pos_embed"] * (1 + 1e-6)}
+
+    monkeypatch.setattr(backbone_module, "checkpoint_filter_fn", elsewhere)
+    loaded = morecl.load(folder)
+    assert loaded.backbone.sha256 != learner.backbone.sha256
+    assert np.allclose(loaded.scores(TEST), learner.scores(TEST), atol=1e-3)
+    edit(folder, lambda v: v["backbone"].pop("source_sha256"))  # as older versions wrote it
+    with pytest.raises(InputError, match="are not those"):
+        morecl.load(folder)
+    monkeypatch.undo()
+    assert np.array_equal(morecl.load(folder).scores(TEST), learner.scores(TEST))
+
+
 def test_a_full_disk_is_an_oserror_and_leaves_nothing(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """safetensors has an error of its own for what the disk says; the command line knows only OSError."""
+    """safetensors wraps errors of the disk in its own type; the command line handles OSError only."""
 
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")

@@ -69,6 +69,22 @@ def test_checkpoint_files(state: dict[str, torch.Tensor], tmp_path: Path, conten
     assert by_shape.vit.blocks[0].attn.num_heads == backbone.vit.blocks[0].attn.num_heads
 
 
+def test_half_precision_files_are_used_in_float32(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file({key: value.bfloat16() for key, value in state.items()}, tmp_path / "half.safetensors")
+    backbone = load_backbone(f"{SHIPPED}@{tmp_path / 'half.safetensors'}")
+    for key, value in state.items():
+        assert torch.equal(backbone.state[key], value.bfloat16().float())
+
+
+def test_the_source_is_known_at_every_input_size() -> None:
+    """Resampled weights have another sha256; that of the file they came from stays."""
+    plain, other = load_backbone(SHIPPED), load_backbone(SHIPPED, image_size=16)
+    assert plain.sha256 != other.sha256
+    assert plain.source_sha256 == other.source_sha256 == plain.sha256
+    assert load_backbone(TINY, pretrained=False).source_sha256 == ""
+    assert load_backbone(SHIPPED, pretrained=False).source_sha256 == ""
+
+
 def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -71,7 +71,9 @@ def test_batches_and_single_images_agree() -> None:
     together = preprocess(images)
     assert together.dtype == torch.float32
     for image, row in zip(images, together, strict=True):
-        assert torch.equal(preprocess(image[None])[0], row)
+        difference = np.abs(grey_levels(preprocess(image[None])[0], spec) - grey_levels(row, spec)).round(3)
+        assert (difference == 0).mean() >= 0.99  # a batch of another size may be computed in another order
+        assert difference.max() <= 1
 
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", "vit_tiny_patch16_224.augreg_in21k"])
