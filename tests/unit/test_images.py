@@ -1,4 +1,4 @@
-"""From whatever the user has to uint8 (N, H, W, 3)."""
+"""Arrays, PIL images and paths become uint8 (N, H, W, 3)."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_file_that_would_fill_the_memory_is_named(tmp_path: Path, monkeypatch:
 
 
 def whole_then_cut(image: Image.Image, side: int) -> Any:
-    """What ``square`` is for every image that is no strip."""
+    """What ``square`` computes for every image that is not a strip."""
     short = min(image.size)
     image = image.resize((side * image.width // short, side * image.height // short), Image.Resampling.BICUBIC)
     left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -176,7 +176,7 @@ def test_ordinary_images_are_scaled_as_a_whole(size: tuple[int, int], side: int)
 
 @pytest.mark.parametrize(("short", "long"), [(1, 200), (1, 201), (2, 334), (5, 1000)])
 def test_of_a_strip_only_the_middle_is_scaled(short: int, long: int) -> None:
-    """Where the sides go into each other, nothing changes by it."""
+    """If the scale is a whole number, the result is the same as for the whole strip."""
     preprocess = Preprocess(InputSpec(10, 10, (0, 0, 0), (1, 1, 1)), torch.device("cpu"))
     strip = RNG.integers(0, 256, (short, long, 3), dtype=np.uint8)
     for pixels in (strip, strip.transpose(1, 0, 2)):

@@ -1,4 +1,4 @@
-"""``folder:PATH``: anyone's images as a data set."""
+"""``folder:PATH``: a user's images as a data set."""
 
 from __future__ import annotations
 

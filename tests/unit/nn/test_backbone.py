@@ -1,4 +1,4 @@
-"""Backbones: by name, from files of either kind, at other sizes; what does not fit says why."""
+"""Backbones by name, from both kinds of files, at other sizes; errors say what does not fit."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
 
 
 def test_shipped_features_tell_pictures_apart() -> None:
-    """The weights are the trained ones: noise of two kinds lands in different places."""
+    """The weights are trained: the features of two kinds of noise differ."""
     rng = np.random.default_rng(0)
     fine = torch.from_numpy(rng.normal(size=(8, 3, 32, 32))).float()
     coarse = torch.nn.functional.interpolate(fine[:, :, :4, :4], 32)

@@ -1,8 +1,8 @@
 """The data path equals timm's evaluation transform, which works on PIL images one at a time.
 
-Tolerance: both resize in two passes, rounded to 8 bits after each; PIL's weights are fixed-point numbers, so a value
-that lies on the edge between two grey levels may fall the other way. At least 99 % of the values are equal, 99.9 %
-within one level, all within two, even for noise, the hardest picture there is.
+Tolerance: both resize in two passes and round to 8 bits after each. PIL's weights are fixed-point numbers, so a value
+halfway between two grey levels may be rounded the other way. At least 99 % of the values are equal, 99.9 % within one
+level, all within two, even for noise, the hardest case.
 """
 
 from __future__ import annotations
