@@ -53,7 +53,7 @@ class StateFile:
                 if part.get_dtype() not in _DTYPES:
                     raise ValueError(f"{name} has the type {part.get_dtype()}")
                 self.entries[name] = Entry(tuple(part.get_shape()), _DTYPES[part.get_dtype()])
-        self.room = sum(math.prod(entry.shape) for name, entry in self.entries.items() if name.startswith(MODEL))
+        self.room = sum(math.prod(entry.shape) for name, entry in self.entries.items() if not name.startswith(MEMORY))
 
     def check_room(self, classes: int, dim: int, bottleneck: int) -> None:
         """Check that a learner of ``classes`` classes can be in the file, before it is built.
