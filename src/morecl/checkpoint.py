@@ -1,7 +1,8 @@
 """A learner as a folder: ``learner.json`` (what it is), ``state.safetensors`` (what it learned), and the backbone.
 
-No pickle anywhere. The folder is written beside its place and renamed, and ``learner.json`` holds the sha256 of the
-state and its own, so a damaged folder does not load.
+Nothing is pickled. The folder is written under a temporary name and renamed. ``learner.json`` holds the sha256 of the
+state and of itself, so damage is noticed. Since anyone can compute a sha256, :func:`load` trusts none of the content:
+it checks names, shapes and types in the state's header before it makes room for them, and all values afterwards.
 """
 
 from __future__ import annotations
@@ -9,31 +10,63 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.files import atomic_folder, sealed, write_json
+from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
-from morecl.nn.backbone import load_backbone
+from morecl.nn.backbone import Backbone, load_backbone
+from morecl.statefile import StateFile
 
-FORMAT = "morecl.learner/2"
+LEARNER_FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"
 
 
+class BackboneEntry(BaseModel):
+    """Which backbone a learner was trained on."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    architecture: str
+    sha256: str
+    source_sha256: str = ""  # empty in older files
+    included: bool  # whether the folder holds its weights
+
+    def matches(self, backbone: Backbone) -> bool:
+        """Whether ``backbone`` has these weights, or the same before they were resampled on another kind of CPU."""
+        return backbone.sha256 == self.sha256 or backbone.source_sha256 == self.source_sha256 != ""
+
+
+class Description(BaseModel):
+    """``learner.json``. Keys that are not listed here are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    method: str
+    config: dict[str, Any]
+    backbone: BackboneEntry
+    classes: list[Any]  # encoded labels
+    task_sizes: list[Annotated[int, Field(ge=1)]]
+    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    state_sha256: str
+
+
 def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: bool = True) -> None:
-    """Write ``learner`` to ``folder``, replacing a learner that is there; any other folder with content is refused.
+    """Write ``learner`` to ``folder``. A learner that is already there is replaced; other content is refused.
 
     Args:
-        include_backbone: put the backbone's weights into the folder, so that it can be used where they are not at
-            hand. The shipped backbone is never written.
+        include_backbone: write the backbone's weights too, so that the folder can be used where they are not available.
+            The shipped backbone is never written.
     """
     target = Path(folder)
     if target.is_file():
@@ -46,15 +79,13 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
-    classes = [_encode(label) for label in learner.classes]
-    state = {key: value.detach().cpu().contiguous() for key, value in learner.state().items()}
-    _save_tensors(state, folder / STATE)
+    classes = [encode(label) for label in learner.classes]
+    _save_tensors(learner.state(), folder / STATE)
     included = include_backbone and learner.backbone.name != SHIPPED
     if included:
-        weights = {key: value.detach().cpu().contiguous() for key, value in learner.backbone.state.items()}
-        _save_tensors(weights, folder / BACKBONE)
+        _save_tensors(dict(learner.backbone.state), folder / BACKBONE)
     description = {
-        "format": FORMAT,
+        "format": LEARNER_FORMAT,
         "morecl": morecl.__version__,
         "method": learner.name,
         "config": learner.config.model_dump(mode="json"),
@@ -62,6 +93,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
             "name": learner.backbone.name,
             "architecture": learner.backbone.architecture,
             "sha256": learner.backbone.sha256,
+            "source_sha256": learner.backbone.source_sha256,
             "included": included,
         },
         "classes": classes,
@@ -76,93 +108,124 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     """Rebuild a saved learner.
 
     Args:
-        device: where to put it; where it was trained ("auto" stays "auto") if not given.
+        device: where to put it. If not given, the device it was trained on ("auto" stays "auto").
         backbone: where the backbone's weights are now, if they are not in the folder and have moved.
+
+    Raises:
+        InputError: the folder is not a saved learner, is damaged, or its content does not fit together.
     """
     path = Path(folder)
     description = _read_description(path)
+    state = _open_state(path, description)
+    cls = method_class(description.method)
+    config = cls.Config.parse(description.config | ({"device": device} if device else {}))
+    loaded = _load_backbone(path, description.backbone, backbone, config)
     try:
-        cls = method_class(description["method"])
-        settings = description["config"] | ({"device": device} if device else {})
-        config = cls.Config.parse(settings)
-        info = description["backbone"]
-        classes = [_decode(value) for value in description["classes"]]
-        sizes = [int(size) for size in description["task_sizes"]]
-        seconds = {str(key): float(value) for key, value in description["seconds"].items()}
-        expected = description["state_sha256"]
-        if len(classes) != sum(sizes) or len(set(classes)) != len(classes):
-            raise ValueError(f"{len(classes)} classes, {len(set(classes))} of them different, for tasks of {sizes}")
-        spec = f"{info['architecture']}@{path / BACKBONE}" if info["architecture"] else str(path / BACKBONE)
-        spec = backbone or (spec if info["included"] else info["name"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path / DESCRIPTION} is damaged: {type(error).__name__} {error}") from error
-    if description != sealed(description):
-        raise InputError(f"{path} is damaged: {DESCRIPTION} is not as it was saved (its sha256 differs)")
-    state_file = path / STATE
-    if not state_file.is_file():
-        raise InputError(f"{path} is damaged: {STATE} is missing")
-    if _sha256(state_file) != expected:
-        raise InputError(f"{path} is damaged: {STATE} is not the file that was saved (its sha256 differs)")
-    try:
-        loaded = load_backbone(spec, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed)
-    except InputError as error:
-        raise InputError(
-            f"{error} (give the weights that {path} was trained on: load(folder, backbone=...))"
-        ) from error
-    if loaded.sha256 != info["sha256"]:
-        raise InputError(f"the weights of backbone {spec} are not those that {path} was trained on (sha256 differs)")
-    learner = cls(config, loaded)
-    try:
-        learner.restore(classes, sizes, load_file(state_file))
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-    learner.seconds = seconds
+        state.check_room(len(description.classes), loaded.vit.embed_dim, getattr(config, "bottleneck", 0))
+        classes = [decode(value) for value in description.classes]
+        if len(set(classes)) != len(classes):
+            raise ValueError("two classes have the same label")
+        learner = cls(config, loaded)
+        state.check_fits(learner, classes, description.task_sizes)
+        learner.restore(classes, description.task_sizes, state.read(len(classes)))
+    except InputError:
+        raise
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise _damaged(path, str(error)) from error
+    learner.seconds.update(description.seconds)
     return learner
 
 
-def _read_description(path: Path) -> dict[str, Any]:
-    file = path / DESCRIPTION
-    if not file.is_file():
-        raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}")
+def _read_description(path: Path) -> Description:
+    """``learner.json``, after checks of its format, its seal and its types, in this order."""
+    _check_is_learner(path)
     try:
-        description = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        if found != LEARNER_FORMAT:
+            raise InputError(
+                f"{path / DESCRIPTION}: expected format {LEARNER_FORMAT}, found {found!s:.60}; "
+                "it is damaged, or was written by another version of morecl"
+            )
+        intact = value == sealed(value)
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise _damaged(path, f"{DESCRIPTION} is nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        found = description.get("format") if isinstance(description, dict) else type(description).__name__
-        raise InputError(f"{file}: expected format {FORMAT}, found {found}")
+        raise _damaged(path, f"{DESCRIPTION} cannot be read ({error})") from error
+    if not intact:
+        raise _damaged(path, f"{DESCRIPTION} is not as it was saved (its sha256 differs)")
+    try:
+        description = Description.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _damaged(path, f"{DESCRIPTION}, {place}: {first['msg']}") from error
+    if len(description.classes) != sum(description.task_sizes):
+        raise _damaged(path, f"{len(description.classes)} classes in tasks of {sum(description.task_sizes)}")
     return description
+
+
+def _check_is_learner(path: Path) -> None:
+    """Raise if ``path`` has no ``learner.json``; say what it may be instead."""
+    if (path / DESCRIPTION).is_file():
+        return
+    if not path.is_dir():
+        reason = "it is a file" if path.exists() else "there is no such folder"
+        raise InputError(f"{path} is not a saved learner: {reason}")
+    if (path / STATE).is_file():
+        raise _damaged(path, f"{DESCRIPTION} is missing")
+    hint = ""
+    if (path / "model" / DESCRIPTION).is_file():
+        hint = f"; did you mean {path / 'model'}?"
+    elif (path / "run.json").is_file():
+        hint = f"; it is a run that has not finished, and `morecl resume {path}` completes it"
+    raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}{hint}")
+
+
+def _open_state(path: Path, description: Description) -> StateFile:
+    file = path / STATE
+    if not file.is_file():
+        raise _damaged(path, f"{STATE} is missing")
+    try:
+        if _sha256(file) != description.state_sha256:
+            raise _damaged(path, f"{STATE} is not the file that was saved (its sha256 differs)")
+        return StateFile(file)
+    except InputError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _damaged(path, f"{STATE} cannot be read ({error})") from error
+
+
+def _load_backbone(path: Path, saved: BackboneEntry, moved: str | None, config: Any) -> Backbone:
+    """The backbone that the learner in ``path`` was trained on: from ``moved``, from the folder, or by its name."""
+    own = path / BACKBONE
+    way_out = f"give the weights that {path} was trained on: load(folder, backbone=...)"
+    if moved is None and saved.included and not own.is_file():
+        raise _damaged(path, f"{BACKBONE} is missing; {way_out}")
+    included = f"{saved.architecture}@{own}" if saved.architecture else str(own)
+    spec = moved or (included if saved.included else saved.name)
+    try:
+        loaded = load_backbone(spec, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed)
+    except InputError as error:
+        raise InputError(f"{error} ({way_out})") from error
+    if not saved.matches(loaded):
+        raise InputError(f"the weights of backbone {spec} are not those that {path} was trained on (sha256 differs)")
+    return loaded
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(f"{path} is damaged: {reason}")
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        save_file(tensors, path)
-    except SafetensorError as error:  # what the disk says, which has no type of its own there
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+    except SafetensorError as error:  # also wraps errors of the disk
         raise OSError(f"cannot write {path.name}: {error}") from error
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _encode(label: Hashable) -> Any:
-    """A label as JSON: text, numbers, true/false and null as themselves, a tuple as ``{"tuple": [...]}``."""
-    if isinstance(label, tuple):
-        return {"tuple": [_encode(part) for part in label]}
-    if label is None or type(label) in (str, int, float, bool):
-        return label
-    raise TypeError(
-        f"cannot save the label {label!r} of type {type(label).__name__}; "
-        "labels that are saved must be text, numbers, true/false, None or tuples of these"
-    )
-
-
-def _decode(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple(_decode(part) for part in value["tuple"])
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    raise ValueError(f"{value!r} is not a label")

@@ -1,4 +1,4 @@
-"""Images with NumPy and Pillow alone: from whatever the user has (arrays, PIL images, paths) to uint8 arrays."""
+"""Images with NumPy and Pillow only: arrays, PIL images and paths become uint8 arrays."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 ImageArray = NDArray[np.uint8]
-STRIP = 32  # times as long as wide: of a longer strip only the middle is scaled
+STRIP = 32  # of an image longer than this many times its width, only the middle is scaled
+CHANNELS = (1, 3, 4)  # grey, RGB, RGBA: an array with such a last dimension looks like H x W x channels
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """Upright, RGB. Whatever Pillow raises is left to the caller."""
+    """The image in ``path``, upright and in RGB. Pillow's exceptions are passed on."""
     with Image.open(path) as file:
         return colour(ImageOps.exif_transpose(file))
 
 
 def colour(image: Image.Image) -> Image.Image:
+    """``image`` in RGB; more than 8 bits per channel are refused, because Pillow would cut them off."""
     if image.mode == "F" or image.mode.startswith("I"):
-        raise ValueError(f"mode {image.mode}: only 8 bits a channel are understood")
+        raise ValueError(f"mode {image.mode}: only 8 bits per channel are supported")
     return image.convert("RGB")
 
 
 def square(image: Image.Image, side: int) -> ImageArray:
-    """The shorter side resized to ``side`` (bicubic), the centre cut out: (side, side, 3).
+    """Resize the shorter side to ``side`` (bicubic) and crop the centre: (side, side, 3).
 
-    The first half of every backbone's evaluation transform: :class:`morecl.nn.preprocess.Preprocess` then finds the
-    resize already done.
+    This is the first half of every backbone's evaluation transform, so :class:`morecl.nn.preprocess.Preprocess` has
+    nothing left to resize.
     """
     image = image.crop(middle(*image.size))
     width, height = image.size
@@ -41,16 +43,16 @@ def square(image: Image.Image, side: int) -> ImageArray:
 
 
 def to_side(images: ImageArray, side: int) -> ImageArray:
-    """Every image of (N, H, W, 3) brought to (side, side) as :func:`square` does."""
+    """Apply :func:`square` to each image: (N, H, W, 3) -> (N, side, side, 3)."""
     if images.shape[1:3] == (side, side):
         return images
     return np.stack([square(Image.fromarray(image), side) for image in images])
 
 
 def middle(width: int, height: int) -> tuple[int, int, int, int]:
-    """What the centre square is cut from (left, top, right, bottom): the whole image, but for the ends of a strip.
+    """The box (left, top, right, bottom) that is scaled: the whole image, or the middle of a very long strip.
 
-    A strip scaled as a whole would take gigabytes: one of 1 x 60,000 pixels becomes 224 x 13,440,000.
+    Scaling a whole strip could take gigabytes: 1 x 60,000 pixels would become 224 x 13,440,000.
     """
     longest = STRIP * min(width, height)
     left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
@@ -60,18 +62,21 @@ def middle(width: int, height: int) -> tuple[int, int, int, int]:
 def as_array(images: Any, side: int) -> ImageArray:
     """``images`` as uint8 (N, H, W, 3).
 
-    An array (N, H, W, 3) or (N, H, W), NumPy or torch, is taken as it is (grey is repeated three times). A list of
-    PIL images, paths or single arrays is opened one by one; those that are larger, and all if they differ in size,
-    are brought to ``side`` x ``side`` as :func:`square` does.
+    - An array (N, H, W, 3), NumPy or torch, is returned as is, without a copy; a second call costs nothing.
+    - A stack of grey images, (N, H, W) or (N, H, W, 1), is repeated to three channels. A three-dimensional array whose
+      last dimension is 1, 3 or 4 is refused, because it looks like one image H x W x channels; a stack of grey images
+      that narrow must be passed as (N, H, W, 1).
+    - A list may mix PIL images, paths and arrays (H, W, 3) or (H, W). Images larger than ``side``, or all of them if
+      their sizes differ, are brought to ``side`` x ``side`` by :func:`square`.
 
     Raises:
         TypeError: not uint8, or not images at all.
-        ValueError: wrong number of dimensions, empty image, unreadable or too large file, more than 8 bits a channel.
+        ValueError: wrong shape, empty image, unreadable or too large file, more than 8 bits per channel.
     """
     if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()
     if isinstance(images, np.ndarray):
-        return _rgb(images, "images")
+        return _stack(images)
     if isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Sequence):
         raise TypeError(
             f"images must be a uint8 array (N, H, W, 3) or (N, H, W), or a list of PIL images or paths; "
@@ -86,11 +91,12 @@ def as_array(images: Any, side: int) -> ImageArray:
 
 
 def _no_larger(image: Image.Image, side: int) -> ImageArray:
-    """The image as an array, squared if it is larger than what is left of it in the end: photos take gigabytes."""
+    """``image`` as an array, squared if larger than ``side``: a list of photos would take gigabytes."""
     return square(image, side) if min(image.size) > side else np.asarray(image)
 
 
 def _open(image: Any, index: int) -> Image.Image:
+    """One item of a list as a PIL image in RGB; ``index`` is its place in the list, for error messages."""
     if isinstance(image, str | Path):
         try:
             return open_image(image)
@@ -106,23 +112,55 @@ def _open(image: Any, index: int) -> Image.Image:
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()
     if isinstance(image, np.ndarray):
-        array = image
-        return Image.fromarray(_rgb(array[None], f"image {index}")[0])
+        return Image.fromarray(_single(image, f"image {index}"))
     raise TypeError(f"image {index} is a {type(image).__name__}; expected a PIL image, a path or a uint8 array")
 
 
-def _rgb(array: NDArray[Any], what: str) -> ImageArray:
-    if array.dtype != np.uint8:
-        nan = array.dtype.kind == "f" and bool(np.isnan(array).any())
-        hint = "; it holds NaN" if nan else "; scale to 0..255 and use .astype('uint8')"
-        raise (ValueError if nan else TypeError)(f"{what} must be uint8, got {array.dtype}{hint}")
+def _stack(array: NDArray[Any]) -> ImageArray:
+    """Many images, (N, H, W), (N, H, W, 1) or (N, H, W, 3) -> (N, H, W, 3)."""
+    _check_uint8(array, "images")
+    if array.ndim == 3 and array.shape[2] in CHANNELS:
+        raise ValueError(
+            f"images has shape {array.shape}, which looks like one image H x W x {array.shape[2]}; pass one image as "
+            "images[None] or in a list, a stack of grey images N x H x W as images[..., None]"
+        )
     if array.ndim == 3:
-        array = np.repeat(array[..., None], 3, axis=3)
-    elif array.ndim == 4 and array.shape[3] == 1:
-        array = np.repeat(array, 3, axis=3)
-    if array.ndim != 4 or array.shape[3] != 3:
-        hint = "; move the channels last" if array.ndim == 4 and array.shape[1] in (1, 3) else ""
-        raise ValueError(f"{what} must have shape (N, H, W, 3) or (N, H, W), got {array.shape}{hint}")
-    if min(array.shape[1:3]) < 1:
-        raise ValueError(f"{what} have an empty side: {array.shape}")
-    return array
+        array = array[..., None]
+    if array.ndim != 4:
+        raise ValueError(f"images must have shape (N, H, W, 3) or (N, H, W), got {array.shape}")
+    _check_channels(array, "images", "(N, H, W, 3) or (N, H, W)", array.shape)
+    return _three_channels(array)
+
+
+def _single(array: NDArray[Any], name: str) -> ImageArray:
+    """One image, (H, W), (H, W, 1) or (H, W, 3) -> (H, W, 3)."""
+    _check_uint8(array, name)
+    image = array[..., None] if array.ndim == 2 else array
+    if image.ndim != 3:
+        raise ValueError(f"{name} must have shape (H, W, 3) or (H, W), got {array.shape}")
+    _check_channels(image[None], name, "(H, W, 3) or (H, W)", array.shape)
+    return _three_channels(image)
+
+
+def _check_uint8(array: NDArray[Any], name: str) -> None:
+    if array.dtype == np.uint8:
+        return
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise ValueError(f"{name} must be uint8, got {array.dtype}; it holds NaN")
+    raise TypeError(f"{name} must be uint8, got {array.dtype}; scale to 0..255 and use .astype('uint8')")
+
+
+def _check_channels(array: NDArray[Any], name: str, expected: str, shape: tuple[int, ...]) -> None:
+    """Check H, W and C of (N, H, W, C); ``shape`` is what the user passed."""
+    _, height, width, channels = array.shape
+    if channels == 4:
+        raise ValueError(f"{name} has 4 channels, shape {shape}; drop the fourth (alpha) with [..., :3]")
+    if channels not in (1, 3):
+        hint = "; move the channels last" if height in CHANNELS else ""
+        raise ValueError(f"{name} must have shape {expected}, got {shape}{hint}")
+    if min(height, width) < 1:
+        raise ValueError(f"{name} has an empty side: {shape}")
+
+
+def _three_channels(array: NDArray[np.uint8]) -> ImageArray:
+    return np.repeat(array, 3, axis=-1) if array.shape[-1] == 1 else array

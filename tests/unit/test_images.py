@@ -1,4 +1,4 @@
-"""From whatever the user has to uint8 (N, H, W, 3)."""
+"""Arrays, PIL images and paths become uint8 (N, H, W, 3)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from morecl.nn.preprocess import InputSpec, Preprocess
 SPEC = InputSpec(size=8, resize=10)
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
+RGBA = np.concatenate([COLOUR, COLOUR[..., :1]], -1)
 
 
 def test_arrays_are_taken_as_they_are() -> None:
@@ -29,6 +30,25 @@ def test_grey_is_repeated() -> None:
     assert np.array_equal(as_array(grey, SPEC.resize), expected)
     assert np.array_equal(as_array(grey[..., None], SPEC.resize), expected)
     assert np.array_equal(as_array(list(grey), SPEC.resize), expected)
+
+
+def test_one_image_needs_a_batch_dimension_or_a_list() -> None:
+    """An array (6, 5, 3) was once read as six grey images."""
+    for one in (COLOUR[:1], COLOUR[0][None], [COLOUR[0]], [Image.fromarray(COLOUR[0])]):
+        assert np.array_equal(as_array(one, SPEC.resize), COLOUR[:1])
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_narrow_grey_images_are_passed_with_their_channel(width: int) -> None:
+    narrow = RNG.integers(0, 256, (2, 6, width), dtype=np.uint8)
+    expected = np.stack([narrow] * 3, -1)
+    assert np.array_equal(as_array(narrow[..., None], SPEC.resize), expected)
+    assert np.array_equal(as_array(list(narrow[..., None]), SPEC.resize), expected)
+
+
+def test_three_grey_images_are_three_images() -> None:
+    """Three images of H x W are not one image with its channels first."""
+    assert as_array(COLOUR[..., 0], SPEC.resize).shape == (3, 6, 5, 3)
 
 
 def test_lists_of_anything(tmp_path: Path) -> None:
@@ -89,7 +109,16 @@ def test_square_keeps_the_middle() -> None:
         (COLOUR.astype(bool), TypeError, "uint8"),
         (COLOUR.transpose(0, 3, 1, 2), ValueError, "channels last"),
         (COLOUR[0, 0], ValueError, r"\(N, H, W\)"),
+        (COLOUR[None], ValueError, r"got \(1, 3, 6, 5, 3\)"),
         (COLOUR[:, :, :0], ValueError, "empty side"),
+        (COLOUR[0], ValueError, r"\(6, 5, 3\), .* one image H x W x 3; .* images\[None\] or in a list"),
+        (RGBA[0], ValueError, r"\(6, 5, 4\), .* one image H x W x 4; .* images\[None\]"),
+        (torch.from_numpy(COLOUR[0, ..., :1]), ValueError, "one image H x W x 1"),
+        (RGBA, ValueError, r"images has 4 channels, shape \(3, 6, 5, 4\); drop the fourth .* \[..., :3\]"),
+        ([COLOUR[0], RGBA[1]], ValueError, r"image 1 has 4 channels, shape \(6, 5, 4\); drop"),
+        ([COLOUR[0].transpose(2, 0, 1)], ValueError, r"image 0 must have .* got \(3, 6, 5\); move the channels last"),
+        ([COLOUR], ValueError, r"image 0 must have shape \(H, W, 3\) or \(H, W\), got \(3, 6, 5, 3\)"),
+        ([COLOUR[0, :0]], ValueError, r"image 0 has an empty side: \(0, 5, 3\)"),
         (["no-such-file.png"], ValueError, "image 0: no-such-file.png does not exist"),
         ([COLOUR[0], 3.5], TypeError, "image 1 is a float"),
         ([COLOUR[0], COLOUR[0].astype(float)], TypeError, "image 1 must be uint8"),
@@ -116,10 +145,10 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_more_than_eight_bits_are_refused_not_cut_off(mode: str, tmp_path: Path) -> None:
     picture = Image.fromarray(np.full((6, 5), 40_000, np.uint16)).convert(mode)
-    with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits"):
+    with pytest.raises(ValueError, match=f"image 1: mode {mode}: only 8 bits per channel"):
         as_array([COLOUR[0], picture], SPEC.resize)
     picture.save(tmp_path / "deep.tif")
-    with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits"):
+    with pytest.raises(ValueError, match=f"image 0: .*deep.tif cannot be read.*mode {mode}: only 8 bits per channel"):
         as_array([tmp_path / "deep.tif"], SPEC.resize)
 
 
@@ -131,7 +160,7 @@ def test_a_file_that_would_fill_the_memory_is_named(tmp_path: Path, monkeypatch:
 
 
 def whole_then_cut(image: Image.Image, side: int) -> Any:
-    """What ``square`` is for every image that is no strip."""
+    """What ``square`` computes for every image that is not a strip."""
     short = min(image.size)
     image = image.resize((side * image.width // short, side * image.height // short), Image.Resampling.BICUBIC)
     left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -147,7 +176,7 @@ def test_ordinary_images_are_scaled_as_a_whole(size: tuple[int, int], side: int)
 
 @pytest.mark.parametrize(("short", "long"), [(1, 200), (1, 201), (2, 334), (5, 1000)])
 def test_of_a_strip_only_the_middle_is_scaled(short: int, long: int) -> None:
-    """Where the sides go into each other, nothing changes by it."""
+    """If the scale is a whole number, the result is the same as for the whole strip."""
     preprocess = Preprocess(InputSpec(10, 10, (0, 0, 0), (1, 1, 1)), torch.device("cpu"))
     strip = RNG.integers(0, 256, (short, long, 3), dtype=np.uint8)
     for pixels in (strip, strip.transpose(1, 0, 2)):

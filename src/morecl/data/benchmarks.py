@@ -1,4 +1,4 @@
-"""Benchmarks: a recipe names the data set, the number of tasks and the settings; ``build_stream`` cuts the data."""
+"""Benchmarks: a recipe names the data set, the number of tasks and the settings; ``build_stream`` makes the tasks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from morecl.data.stream import Dataset, Labels, TaskStream
 from morecl.errors import InputError, unknown_name
 
 LARGEST_SIDE = 4096
-_DEFAULTS = "cifar10-5t"  # whose settings hold where the paper gives none
+_DEFAULTS = "cifar10-5t"  # its settings are used for folders
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A benchmark: ``settings`` hold for every method, ``methods[name]`` for one method on top of them.
+    """A benchmark: ``settings`` apply to every method, ``methods[name]`` overrides them for one method.
 
-    ``train_per_class`` and ``test_per_class`` keep the first N images of each class (all, where a class has fewer);
-    ``folder_size`` is the side of the images of a ``folder:PATH``; if not given, what the backbone asks for.
+    ``train_per_class`` and ``test_per_class`` keep the first N images of each class, or all if there are fewer.
+    ``folder_size`` is the side in pixels of the images of a ``folder:PATH``; by default what the backbone needs.
     """
 
     name: str
@@ -52,28 +52,28 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The benchmarks that come with the package, sorted."""
+    """The packaged benchmarks, sorted."""
     return sorted(p.name.removesuffix(".toml") for p in _packaged().iterdir() if p.name.endswith(".toml"))
 
 
 def load_recipe(name: str) -> Recipe:
-    """A packaged benchmark, a ``.toml`` file of the user's own, or ``folder:PATH``.
+    """A packaged benchmark, a user's ``.toml`` file, or ``folder:PATH``.
 
-    A folder gets the settings of CIFAR10-5T and one task for every two classes, five at most. In a file, the path of
-    a folder is relative to that file.
+    A folder gets the settings of CIFAR10-5T and one task per two classes, at most five. In a file, the path of a folder
+    is relative to that file.
     """
     if name in recipe_names():
         return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"benchmark {name}")
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER)).expanduser()
         if name == FOLDER:
-            raise InputError(f"{FOLDER} needs a path, that of a folder with one sub-folder per class: {FOLDER}photos.")
+            raise InputError(f"{FOLDER} needs a folder with one sub-folder per class, such as {FOLDER}photos.")
         tasks = min(5, len(find_classes(path)) // 2)
         return replace(load_recipe(_DEFAULTS), name=f"{FOLDER}{path.resolve().name}", dataset=name, tasks=tasks)
     if not name.endswith(".toml"):
         unknown = unknown_name("benchmark", name, (*recipe_names(), f"{FOLDER}PATH", "FILE.toml"))
         if name and Path(name).expanduser().is_dir():
-            raise InputError(f"{unknown} For the images in the folder of that name, give {FOLDER}{name}.")
+            raise InputError(f"{unknown} For the images in the folder {name}, give {FOLDER}{name}.")
         raise unknown
     file = Path(name).expanduser()
     if not file.is_file():
@@ -103,14 +103,14 @@ def build_stream(
     download: bool = True,
     progress: bool = False,
 ) -> TaskStream:
-    """The tasks of ``recipe``; ``tasks``, ``*_per_class`` and ``folder_size`` replace its own values.
+    """The tasks of ``recipe``; ``tasks``, ``*_per_class`` and ``folder_size`` override its values.
 
     With ``validation`` that share of each class's training images (after ``train_per_class``), drawn from ``seed``, is
-    held out of training and scored in place of the test split, which is then not used at all (nor
-    ``test_per_class``): ``stream.scored_on`` is "validation".
+    held out of training and scored instead of the test split. The test split and ``test_per_class`` are then unused,
+    and ``stream.scored_on`` is "validation".
     """
     if seed < 0:
-        raise InputError(f"a seed is 0 or more, not {seed}.")
+        raise InputError(f"the seed must be 0 or more, not {seed}.")
     dataset = load_dataset(
         recipe.dataset,
         data_root,
@@ -154,15 +154,15 @@ def _parse(name: str, text: str, where: str) -> Recipe:
 
     check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
     check_dataset_name(values["dataset"])
-    check(_positive(values.get("tasks")), "tasks", "a whole number from 1 on")
+    check(_positive(values.get("tasks")), "tasks", "a whole number of at least 1")
     for key in ("train_per_class", "test_per_class"):
-        check(key not in values or _positive(values[key]), key, "a whole number from 1 on")
+        check(key not in values or _positive(values[key]), key, "a whole number of at least 1")
     side = values.get("folder_size", 1)
     check(_positive(side) and side <= LARGEST_SIDE, "folder_size", f"a whole number from 1 to {LARGEST_SIDE}")
     methods = values.get("methods", {})
     check(isinstance(values.get("settings", {}), Mapping), "settings", "a table, [settings]")
     tables = isinstance(methods, Mapping) and all(isinstance(table, Mapping) for table in methods.values())
-    check(tables, "methods", "one table a method, such as [methods.more]")
+    check(tables, "methods", "one table per method, such as [methods.more]")
     return Recipe(name=name, **values)
 
 
@@ -182,7 +182,7 @@ def _limited(dataset: Dataset, train: int | None, test: int | None) -> Dataset:
 
 
 def _first(y: Labels, count: int, key: str) -> NDArray[np.intp]:
-    """Positions of the first ``count`` images of each class, in file order."""
+    """Indices of the first ``count`` images of each class, in file order."""
     if count < 1:
         raise InputError(f"{key} must be at least 1, not {count}.")
     return np.sort(np.concatenate([np.flatnonzero(y == label)[:count] for label in np.unique(y)]))
@@ -191,8 +191,8 @@ def _first(y: Labels, count: int, key: str) -> NDArray[np.intp]:
 def _hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     """``share`` of each class's training images (rounded, at least one) as the test split, in file order."""
     if not 0 < share < 1:
-        raise InputError(f"the validation share must lie between 0 and 1, not {share}.")
-    rng = np.random.default_rng([seed, 1])  # the 1: not the stream that draws the random class order
+        raise InputError(f"the validation share must be between 0 and 1, not {share}.")
+    rng = np.random.default_rng([seed, 1])  # 1: independent of the draw of the random class order
     held = np.zeros(len(dataset.y_train), bool)
     for label, name in enumerate(dataset.classes):
         mine = rng.permutation(np.flatnonzero(dataset.y_train == label))

@@ -1,4 +1,4 @@
-"""``load_dataset``: a data set by its name."""
+"""``load_dataset``: data sets by name."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def load_dataset(
 ) -> Dataset:
     """The data set ``name``: one of ``DATASETS``, or ``folder:PATH`` (see ``morecl.data.folder``).
 
-    Looked up under ``resolve_data_root(data_root)``: first ``NAME.npz``, then torchvision's own folders; if neither is
-    there it is downloaded and kept as ``NAME.npz``. The images of a class come in the order of the file that holds
-    them, which for CIFAR differs between an .npz built from image files and torchvision's batches.
+    Under ``resolve_data_root(data_root)``, ``NAME.npz`` is used if it exists, then torchvision's folders; otherwise the
+    data set is downloaded and stored as ``NAME.npz``. Images keep the order of the file, which for CIFAR differs
+    between an .npz built from image files and torchvision's batches.
     """
     check_dataset_name(name)
     if name.startswith(FOLDER):
@@ -47,7 +47,7 @@ def load_dataset(
 
 
 def resolve_data_root(data_root: Path | None) -> Path:
-    """``data_root`` itself, else the environment's ``MORECL_DATA``, else ``~/.cache/morecl``."""
+    """``data_root`` if given, else the environment variable ``MORECL_DATA``, else ``~/.cache/morecl``."""
     root = Path(data_root or os.environ.get("MORECL_DATA") or Path("~/.cache/morecl")).expanduser()
     if root.exists() and not root.is_dir():
         raise InputError(f"the data root {root} is a file; name a folder with --data-root or MORECL_DATA.")
@@ -60,9 +60,9 @@ def check_dataset_name(name: str) -> None:
 
 
 def _digits() -> Dataset:
-    """scikit-learn's 1,797 grey digits of 8 x 8 pixels, 0..16 scaled to 0..255.
+    """scikit-learn's 1,797 grey digits of 8 x 8 pixels, scaled from 0..16 to 0..255.
 
-    The split is fixed: of each class every fifth image (the 5th, 10th, ...) is a test image, 1,442 + 355 in all.
+    The split is fixed: every fifth image of each class (the 5th, 10th, ...) is a test image; 1,442 train, 355 test.
     """
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""Class orders: in which order the classes of a data set are learned."""
+"""The order in which the classes of a data set are learned."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ORDERS = ("0", "1", "2", "3", "4", "random")
 def class_order(dataset: str, classes: int, which: str, seed: int) -> list[int]:
     """The labels of ``dataset`` in learning order: ``which`` is "0" (natural) to "4", or "random" (from ``seed``).
 
-    CIFAR-10, CIFAR-100 and Tiny-ImageNet have the five orders of the paper's five runs, the other public data sets
-    five that come with this package. For a user's own folder with any number of classes, order k of 1..4 sorts the
-    labels c by the sha256 of "k:c", which no library version can change.
+    CIFAR-10, CIFAR-100 and Tiny-ImageNet use the orders of the paper's five runs; for the other public data sets, five
+    orders come with this package. For a folder with any number of classes, order k of 1..4 sorts the labels c by the
+    sha256 of "k:c", which does not depend on library versions.
     """
     if which not in ORDERS:
         raise unknown_name("class order", which, ORDERS)
     if which == "random":
         if seed < 0:
-            raise InputError(f"a seed is 0 or more, not {seed}.")
+            raise InputError(f"the seed must be 0 or more, not {seed}.")
         return [int(c) for c in np.random.default_rng(seed).permutation(classes)]
     if which == "0":
         return list(range(classes))

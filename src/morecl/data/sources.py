@@ -1,4 +1,4 @@
-"""Where the images of the public data sets come from: ``NAME.npz``, torchvision's own folders, or the network."""
+"""Where the public data sets are read from: ``NAME.npz``, torchvision's folders, or a download."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TINY_IMAGENET = "tiny-imagenet-200"
 TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
-# What the readers of foreign files raise when a file is damaged, and what a download raises without a network.
-# Other OSErrors (disk full, no permission) are not about the data and pass.
+# What torchvision's readers raise on a damaged file, and what a download raises without a network. Other OSErrors (disk
+# full, no permission) have nothing to do with the data and are passed on.
 _DAMAGED = (RuntimeError, ValueError, AssertionError, TypeError, LookupError, EOFError, pickle.UnpicklingError)
 _UNREACHABLE = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException, RuntimeError)
 
@@ -43,8 +43,8 @@ _UNREACHABLE = (URLError, ConnectionError, TimeoutError, ssl.SSLError, http.clie
 class Source:
     """One public data set.
 
-    ``layout`` are the paths under the data root that torchvision uses; ``read(root, download)`` gives the arrays of
-    an ``.npz`` file from them, after fetching them into ``root`` if asked; ``origin`` is what a user can fetch by hand.
+    ``layout`` lists the paths that torchvision uses under the data root. ``read(root, download)`` returns the arrays of
+    an ``.npz`` file from them, after downloading them into ``root`` if asked. ``origin`` is where a user can get them.
     """
 
     classes: int
@@ -57,10 +57,10 @@ class Source:
 
 
 def read_npz(name: str, path: Path, classes: int) -> Dataset:
-    """The data set in ``path``: ``x_*`` uint8 (N, H, W[, 3]), ``y_*`` integers (N,), ``classes`` names by label."""
+    """The data set in ``path``: ``x_*`` uint8 (N, H, W[, 3]), ``y_*`` integers (N,), ``classes`` the name per label."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
-            raise InputError(f"{path} is not an .npz file, or only part of one; build it again or delete it.")
+            raise InputError(f"{path} is not an .npz file, or only part of one; replace or delete it.")
     arrays: Arrays = {}
     key = "its list of arrays"
     try:
@@ -72,7 +72,7 @@ def read_npz(name: str, path: Path, classes: int) -> Dataset:
     except InputError:
         raise
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as error:
-        raise InputError(f"{path}: {key} cannot be read ({error}); build the file again or delete it.") from error
+        raise InputError(f"{path}: {key} cannot be read ({error}); replace or delete the file.") from error
     return checked(name, arrays, path, classes)
 
 
@@ -85,16 +85,16 @@ def read_folders(name: str, source: Source, root: Path) -> Dataset:
         raise
     except _DAMAGED as error:
         raise InputError(
-            f"{where} is damaged or incomplete ({_first_line(error)}); delete it to have it downloaded again, "
-            f"or replace it by the contents of {source.origin}."
+            f"{where} is damaged or incomplete ({_first_line(error)}); delete it to download it again, or replace it "
+            f"with the contents of {source.origin}."
         ) from error
     return checked(name, arrays, where, source.classes)
 
 
 def fetch(name: str, source: Source, root: Path, progress: bool) -> Dataset:
-    """Download into a temporary folder under ``root`` (checksums are torchvision's) and keep it as ``NAME.npz``.
+    """Download into a temporary folder under ``root`` (torchvision checks the files) and store it as ``NAME.npz``.
 
-    The .npz takes its name only when it is complete; whatever goes wrong, nothing else stays behind.
+    The .npz gets its name when it is complete; if anything fails, nothing is left behind.
     """
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -110,16 +110,16 @@ def fetch(name: str, source: Source, root: Path, progress: bool) -> Dataset:
 
 
 def absent(name: str, source: Source, root: Path, reason: str) -> InputError:
-    """The one message for data that is neither there nor to be had."""
+    """The error for data that is neither on disk nor can be downloaded."""
     return InputError(
-        f"data set {name!r} is not under {root} and {reason}. Put there either {name}.npz "
-        f"(arrays {', '.join(KEYS)}) or {' and '.join(source.layout)} (from {source.origin}), "
-        "or name the folder that has it with --data-root or MORECL_DATA."
+        f"data set {name!r} is not under {root} and {reason}. Put {name}.npz (arrays {', '.join(KEYS)}) or "
+        f"{' and '.join(source.layout)} (from {source.origin}) there, or name the folder that has it with --data-root "
+        "or MORECL_DATA."
     )
 
 
 def checked(name: str, arrays: Mapping[str, NDArray[Any]], where: Path, classes: int) -> Dataset:
-    """``arrays`` as a Dataset, or an InputError that names ``where`` and the key that is wrong."""
+    """``arrays`` as a Dataset, or an InputError that names the file ``where`` and the wrong key."""
 
     def wrong(key: str, expected: str) -> InputError:
         array = arrays[key]
@@ -160,7 +160,7 @@ def _arrays(parts: list[tuple[Any, Any]], classes: tuple[str, ...]) -> Arrays:
 
 
 def _torchvision(kind: str, classes: tuple[str, ...] | None = None) -> Callable[[Path, bool], Arrays]:
-    """Reader of torchvision's class ``kind``; ``classes`` replaces its class names."""
+    """A reader for torchvision's class ``kind``; ``classes`` overrides its class names."""
 
     def read(root: Path, download: bool) -> Arrays:
         from torchvision import datasets
@@ -180,7 +180,7 @@ def _svhn(root: Path, download: bool) -> Arrays:
 
 
 def _tinyimagenet(root: Path, download: bool) -> Arrays:
-    """Labels follow the sorted wnids, training images their sorted paths, the test split is ``val``."""
+    """Labels follow the sorted wnids, training images are sorted by path, the test split is ``val``."""
     if download:
         from torchvision.datasets.utils import download_and_extract_archive
 
@@ -191,7 +191,7 @@ def _tinyimagenet(root: Path, download: bool) -> Arrays:
         try:
             return [line.split("\t") for line in (folder / name).read_text(encoding="utf-8").splitlines() if line]
         except FileNotFoundError as error:
-            raise InputError(f"{folder} has no {name}; unpack {TINY_IMAGENET_URL} there again.") from error
+            raise InputError(f"{folder} has no {name}; unpack {TINY_IMAGENET_URL} again.") from error
 
     wnids = sorted(row[0] for row in rows("wnids.txt"))
     words = {row[0]: row[1] for row in rows("words.txt")}
@@ -207,7 +207,7 @@ def _rgb64(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{path} cannot be read ({error}); unpack {TINY_IMAGENET_URL} there again.") from error
+        raise InputError(f"{path} cannot be read ({error}); unpack {TINY_IMAGENET_URL} again.") from error
     if pixels.shape != (64, 64, 3):
         raise InputError(f"{path} has shape {pixels.shape}; the images of Tiny-ImageNet are 64 x 64.")
     return pixels
@@ -215,7 +215,7 @@ def _rgb64(path: Path) -> NDArray[np.uint8]:
 
 @contextmanager
 def _output(progress: bool) -> Iterator[None]:
-    """torchvision draws its progress bar always: let it through to stderr, or keep it quiet."""
+    """torchvision always draws a progress bar: send it to stderr, or hide it."""
     target = sys.stderr if progress else io.StringIO()
     with redirect_stdout(target), redirect_stderr(target):
         yield

@@ -1,4 +1,4 @@
-"""A data set cut into tasks: who comes when."""
+"""Data sets, and how they are divided into tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Labels = NDArray[np.int64]  # (N,)
 class Dataset:
     """Images and labels of one data set, train and test.
 
-    Labels are positions in ``classes``. Arrays are never written to. ``skipped`` names the files that could not be
-    read and so are not among the images (only folders of a user's own images can have any).
+    Labels are indices into ``classes``. The arrays must not be changed. ``skipped`` lists the files that could not be
+    read (only with ``folder:PATH``). Of a folder without train/ and test/, the test images were held out by
+    :func:`morecl.data.folder.load_folder` and are never learned.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if twice := sorted({name for name in self.classes if self.classes.count(name) > 1}):
-            raise InputError(f"data set {self.name} has several classes of the name {', '.join(twice)}")
+            raise InputError(f"data set {self.name} has more than one class called {', '.join(twice)}")
 
     @property
     def side(self) -> int:
@@ -45,7 +46,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over shapes and bytes of all four arrays and the class names, as 64 hex digits."""
+        """sha256 over types, shapes and bytes of the four arrays and the class names: 64 hex digits."""
         digest = hashlib.sha256()
         for array in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -67,10 +68,10 @@ class Task:
 
 
 class TaskStream:
-    """``dataset`` in ``class_order``, cut into ``tasks`` consecutive groups of classes.
+    """The classes of ``dataset`` in ``class_order``, divided into ``tasks`` consecutive groups.
 
-    When the classes do not divide evenly the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
-    ``scored_on`` says what ``x_test`` of the data set is: its test split, or training images held out of training.
+    If the classes do not divide evenly, the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
+    ``scored_on`` says what the data set's ``x_test`` holds: the test split, or training images held out for validation.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class TaskStream:
                 f"the class order is not a permutation of the {len(dataset.classes)} labels of {dataset.name}"
             )
         if not 1 <= tasks <= len(class_order):
-            raise InputError(f"cannot cut {len(class_order)} classes into {tasks} tasks")
+            raise InputError(f"cannot divide {len(class_order)} classes into {tasks} tasks")
         self.dataset = dataset
         self.scored_on = scored_on
         self.class_order = tuple(int(c) for c in class_order)

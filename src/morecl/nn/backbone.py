@@ -1,11 +1,11 @@
-"""Pre-trained Vision Transformers, exactly as timm builds them, frozen.
+"""Pre-trained Vision Transformers as timm builds them, frozen.
 
 A backbone is named in one of three ways:
 
-- ``deit_small_patch16_224``: any ViT that timm knows, weights through timm;
-- ``vit_mini_patch4_32``: the one that ships with this package (2.7 M parameters, 32 px), the default;
-- ``path/to/file.safetensors`` or ``.pth``: a local checkpoint. The architecture is the file's name if timm knows it,
-  else it is read off the tensors' shapes; ``NAME@path/to/file`` says it outright.
+- ``deit_small_patch16_224``: any of timm's ViTs, with timm's weights;
+- ``vit_mini_patch4_32``: the default, shipped with this package (2.7 M parameters, 32 px);
+- ``path/to/file.safetensors`` or ``.pth``: a local checkpoint. If timm knows the file's name, that is the architecture;
+  otherwise it is derived from the shapes of the tensors. ``NAME@path/to/file`` names it explicitly.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ HEAD_DIM = 64  # every ViT published by timm and the paper's DeiT-S has heads of
 
 @dataclass(frozen=True)
 class Backbone:
-    """A frozen ViT and what one must know to use it again."""
+    """A frozen ViT and how to build it again."""
 
     name: str
-    architecture: str  # timm's name, or "" if it was read off the weights
+    architecture: str  # timm's name, or "" if it was derived from the weights
     vit: VisionTransformer
     input: InputSpec
-    sha256: str
-    state: Mapping[str, Tensor]  # the weights under timm's names, before anything is put into the network
+    sha256: str  # of the weights in use
+    state: Mapping[str, Tensor]  # the weights under timm's names, before anything is added to the network
+    source_sha256: str = ""  # of weights from a file before they are resampled, which CPUs do differently; else ""
 
 
 def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool = True, seed: int = 0) -> Backbone:
-    """Build the backbone called ``spec`` (see the module's text).
+    """Build the backbone ``spec`` (see the module's docstring).
 
     Args:
-        image_size: other input size in pixels; the position embedding is resampled to it.
-        pretrained: ``False`` leaves the weights at timm's random initialisation, drawn from ``seed``.
+        image_size: input size in pixels, if not the backbone's own; the position embedding is resampled to it.
+        pretrained: ``False`` keeps timm's random initialisation, drawn from ``seed``.
     """
     name, path = _parse(spec)
     state = _read_checkpoint(path) if path else None
@@ -64,26 +65,39 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         vit, cfg = _build_from_shapes(state, image_size, path)
     else:
         vit, cfg = _build(name, image_size, pretrained and path is None, seed)
-    if state is not None and pretrained:
-        _load_state(vit, state, str(path))
+    if pretrained and path is None and name == SHIPPED:
+        state = _read_shipped()
+    source_sha256 = ""
+    if pretrained and state is not None:
+        body = {key: value.float() for key, value in state.items() if not key.startswith(("head", "fc."))}
+        source_sha256 = fingerprint(body)
+        _load_state(vit, body, str(path or SHIPPED))
     if reason := refusal(vit):
         raise InputError(f"backbone {name}: {reason}")
     vit.requires_grad_(False).eval()
     weights = vit.state_dict(keep_vars=True)
-    return Backbone(spec, name if _is_known(name) else "", vit, _input_spec(vit, cfg), fingerprint(weights), weights)
+    return Backbone(
+        name=spec,
+        architecture=name if _is_known(name) else "",
+        vit=vit,
+        input=_input_spec(vit, cfg),
+        sha256=fingerprint(weights),
+        state=weights,
+        source_sha256=source_sha256,
+    )
 
 
 def refusal(vit: VisionTransformer) -> str | None:
-    """Why adapters cannot be put into ``vit``; ``None`` if they can."""
+    """Why ``vit`` cannot take adapters; ``None`` if it can."""
     if vit.attn_pool is not None:
         return "attention pooling is not supported"
     if any(not hasattr(block, branch) for block in vit.blocks for branch in ("ls1", "ls2", "norm1", "norm2")):
-        return "its blocks are not timm's pre-norm blocks; adapters cannot be put into it"
+        return "its blocks are not timm's pre-norm blocks, so it cannot take adapters"
     return None
 
 
 def located(spec: str, directory: Path) -> str:
-    """``spec`` with the file it names, if it does, as found from ``directory``."""
+    """``spec`` with its path, if it has one, made relative to ``directory``."""
     name, path = _split(spec, directory)
     if path is None:
         return spec
@@ -91,7 +105,7 @@ def located(spec: str, directory: Path) -> str:
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and values of ``state``, whatever file it came from."""
+    """sha256 over names, types, shapes and values of ``state``; independent of the file format."""
     digest = hashlib.sha256()
     for key in sorted(state):
         value = state[key].detach().cpu().contiguous()
@@ -101,7 +115,7 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 def _split(spec: str, directory: Path) -> tuple[str, Path | None]:
-    """``NAME``, ``PATH`` or ``NAME@PATH`` -> name ("" if there is none), file."""
+    """``NAME``, ``PATH`` or ``NAME@PATH`` -> name ("" if not given), file."""
     if not spec.strip():
         raise InputError("backbone needs a name or a file; `morecl list backbones` shows the names")
     name, at, file = spec.partition("@")
@@ -119,7 +133,7 @@ def _parse(spec: str) -> tuple[str, Path | None]:
     if not _is_known(spec):
         known = [SHIPPED, *(m for m in timm.list_models("*vit*") + timm.list_models("deit*"))]
         near = str(unknown_name("backbone", spec, known)).split(" Known:")[0]
-        raise InputError(f"{near} `morecl list backbones` shows the names; a file is given by its path.")
+        raise InputError(f"{near} `morecl list backbones` shows the names; for a file, give its path.")
     return spec, None
 
 
@@ -130,18 +144,18 @@ def _is_known(name: str) -> bool:
 def _build(
     name: str, image_size: int | None, pretrained: bool, seed: int
 ) -> tuple[VisionTransformer, dict[str, object]]:
-    """The network called ``name`` without a classifier, and timm's input configuration for it."""
+    """The network ``name`` without a classifier, and timm's input configuration for it.
+
+    ``pretrained`` has timm load its weights; those of the shipped backbone are loaded by the caller.
+    """
     if name == SHIPPED:
         vit = _vit(image_size or 32, patch=4, dim=192, depth=6, seed=seed)
-        if pretrained:
-            with resources.as_file(resources.files("morecl") / "assets" / f"{SHIPPED}.safetensors") as file:
-                _load_state(vit, load_file(file), SHIPPED)
         return vit, {"crop_pct": 1.0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     size = {} if image_size is None else {"img_size": image_size}
     with torch.device("meta"):
         kind = type(timm.create_model(name, num_classes=0))
     if kind is not VisionTransformer:
-        raise InputError(f"backbone {name} is a {kind.__name__}; morecl works on timm's plain VisionTransformer")
+        raise InputError(f"backbone {name} is a {kind.__name__}; morecl supports only timm's plain VisionTransformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -154,15 +168,15 @@ def _build(
                 raise
             raise InputError(
                 f"backbone {name}: its weights could not be fetched through timm ({type(error).__name__}). Offline, "
-                f"give a file: --backbone {name}@path/to/weights.safetensors"
+                f"pass a file: --backbone {name}@path/to/weights.safetensors"
             ) from error
     return vit, dict(vit.pretrained_cfg)
 
 
 @contextlib.contextmanager
 def _without_retries() -> Iterator[None]:
-    """Where the hub's name is not known, the machine is offline: look into the cache alone, instead of asking the hub
-    a dozen times for most of a minute. Behind a proxy names need not be known here."""
+    """If the hub's host name cannot be resolved, use the local cache only: offline, the hub client would retry for
+    almost a minute. Behind a proxy the name need not resolve here, so the hub is asked as usual."""
     offline = hub.HF_HUB_OFFLINE
     if not urllib.request.getproxies():
         try:
@@ -191,7 +205,7 @@ def _vit(size: int, *, patch: int, dim: int, depth: int, seed: int) -> VisionTra
 def _build_from_shapes(
     state: Mapping[str, Tensor], image_size: int | None, path: Path | None
 ) -> tuple[VisionTransformer, dict[str, object]]:
-    """A ViT of the checkpoint's width, depth, patch and grid; ImageNet normalisation as in DeiT."""
+    """A ViT with the checkpoint's width, depth, patch size and grid; ImageNet normalisation as in DeiT."""
     try:
         dim, _, patch, _ = state["patch_embed.proj.weight"].shape
         depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
@@ -204,11 +218,16 @@ def _build_from_shapes(
     return vit, {"crop_pct": 0.9, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 
 
-def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Tensors of a ``.safetensors`` file, or of a ``.pth`` read with ``weights_only=True`` (no code is run).
+def _read_shipped() -> dict[str, Tensor]:
+    with resources.as_file(resources.files("morecl") / "assets" / f"{SHIPPED}.safetensors") as file:
+        return load_file(file)
 
-    DeiT's training script, which wrote the authors' ``best_checkpoint.pth``, puts its arguments beside the weights: a
-    plain ``argparse.Namespace``, the only class that is let through.
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a ``.safetensors`` file, or of a ``.pth`` read with ``weights_only=True`` (no code is run).
+
+    DeiT's training script, which wrote the authors' ``best_checkpoint.pth``, stores its arguments with the weights as a
+    plain ``argparse.Namespace``, the only class that is allowed.
     """
     if not path.is_file():
         raise InputError(f"backbone file {path} does not exist")
@@ -220,10 +239,10 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
                 state = torch.load(path, "cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"backbone file {path} cannot be read: it holds more than weights, or is damaged") from error
-    except Exception as error:  # of a file that is no checkpoint torch.load raises nearly anything
+    except Exception as error:  # torch.load raises almost anything on a file that is no checkpoint
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise InputError(f"backbone file {path} cannot be read ({reason}); is it a checkpoint?") from error
-    for wrapper in ("model", "state_dict"):  # as DeiT and lightning wrap them
+    for wrapper in ("model", "state_dict"):  # DeiT's and Lightning's keys
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -232,10 +251,9 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def _load_state(vit: VisionTransformer, state: Mapping[str, Tensor], source: str) -> None:
-    """Load ``state``, the position embedding resampled; name every tensor that is missing, superfluous or misshapen."""
-    body = {key: value.float() for key, value in state.items() if not key.startswith(("head", "fc."))}
+    """Load ``state`` with its position embedding resampled; name all tensors that are missing, unknown or misshapen."""
     want = vit.state_dict()
-    fitted = checkpoint_filter_fn(body, vit) if "pos_embed" in body else body
+    fitted = checkpoint_filter_fn(dict(state), vit) if "pos_embed" in state else state
     missing = sorted(want.keys() - fitted.keys())
     extra = sorted(fitted.keys() - want.keys())
     wrong = [

@@ -1,4 +1,4 @@
-"""Where and how tensors are computed: the device, the precision, and whether code is compiled."""
+"""The device, the precision, and whether code is compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from morecl.errors import InputError
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one."""
+    """The device ``name``; ``auto`` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
@@ -31,7 +31,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that matrices are multiplied in."""
+    """The dtype of matrix products; ``auto`` is bfloat16 on GPUs that support it, else float32."""
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if fast else torch.float32
@@ -39,11 +39,11 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def resolve_compile(name: str, device: torch.device) -> bool:
-    """Whether networks run through compiled code: ours (:mod:`morecl.nn.fused`), else what ``torch.compile`` makes.
+    """Whether networks use compiled code: :mod:`morecl.nn.fused` if possible, otherwise ``torch.compile``.
 
-    Both need a C compiler when they first run, which slim containers have not; ``auto`` then does without.
+    Both need a C compiler on first use, which slim containers lack; ``auto`` then runs without compiled code.
     """
     able = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
     if name == "on" and not able:
-        raise InputError("compile=on needs a C compiler: install gcc or clang, or name one in the variable CC")
+        raise InputError("compile=on needs a C compiler: install gcc or clang, or set the environment variable CC")
     return name == "on" or (name == "auto" and device.type == "cuda" and able)

@@ -1,4 +1,4 @@
-"""From uint8 images to the backbone's input, in batches on the device."""
+"""From uint8 images to the backbone's input, batch by batch on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What the backbone wants to see: ``resize`` the shorter side, crop the centre ``size`` x ``size``, normalise."""
+    """The backbone's input: shorter side scaled to ``resize``, centre cropped to ``size`` x ``size``, normalised."""
 
     size: int
     resize: int
@@ -27,8 +27,8 @@ class InputSpec:
 class Preprocess:
     """timm's evaluation transform for batches on the device: resize (bicubic, antialiased), centre crop, normalise.
 
-    As PIL does it, horizontally first, then vertically, rounded to 8 bits each time; so the result equals PIL's but
-    for one grey level in the rare pixel that lies between two.
+    Like PIL it resizes horizontally, then vertically, and rounds to 8 bits after each step. The result equals PIL's
+    except for a few pixels that differ by one grey level, because they lie halfway between two.
 
     Shapes: uint8 (B, H, W, 3) -> float32 (B, 3, S, S).
     """

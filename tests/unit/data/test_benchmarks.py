@@ -31,7 +31,7 @@ TOY = Recipe("toy", "cifar10", 5)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A made-up cifar10.npz: 20 + 5 images a class, interleaved; pixel (0, 0) is label, index in its class, split."""
+    """A made-up cifar10.npz: 20 + 5 images per class, interleaved; pixel (0, 0) is label, index in its class, split."""
     arrays: dict[str, Any] = {"classes": np.array([f"c{i}" for i in range(10)])}
     for flag, (split, count) in enumerate((("train", 20), ("test", 5))):
         y = np.tile(np.arange(10), count)
@@ -88,7 +88,7 @@ def test_own_recipe_file(tmp_path: Path) -> None:
         ('dataset = "cifar10"\ntasks = true', "tasks = True"),
         ('dataset = "cifar10"\ntasks = 5\ntrain_per_class = 1.5', "train_per_class = 1.5"),
         ('dataset = "cifar10"\ntasks = 5\nsettings = 3', "settings = 3"),
-        ('dataset = "cifar10"\ntasks = 5\n[methods]\nlr = 3', "one table a method"),
+        ('dataset = "cifar10"\ntasks = 5\n[methods]\nlr = 3', "one table per method"),
         ("dataset = ", "mine.toml is not valid TOML"),
     ],
 )
@@ -164,7 +164,7 @@ def test_wrong_class_order() -> None:
         class_order("cifar10", 10, "5", seed=0)
     with pytest.raises(InputError, match="for 100 classes, the data has 10"):
         class_order("cifar100", 10, "1", seed=0)
-    with pytest.raises(InputError, match="seed is 0 or more"):
+    with pytest.raises(InputError, match="seed must be 0 or more"):
         class_order("cifar10", 10, "random", seed=-1)
 
 
@@ -206,7 +206,7 @@ def test_limits_take_the_first_in_file_order(root: Path) -> None:
 
 def test_tasks_can_be_replaced(root: Path) -> None:
     assert [len(task.classes) for task in build_stream(TOY, data_root=root, tasks=3)] == [4, 3, 3]
-    with pytest.raises(InputError, match="cannot cut 10 classes into 11 tasks"):
+    with pytest.raises(InputError, match="cannot divide 10 classes into 11 tasks"):
         build_stream(TOY, data_root=root, tasks=11)
 
 

@@ -1,8 +1,9 @@
-"""``folder:PATH``: anyone's images as a data set."""
+"""``folder:PATH``: a user's images as a data set."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from morecl.data import Dataset, SkippedImagesWarning, load_dataset
-from morecl.data.folder import _chosen_for_test
+from morecl.data import Dataset, SkippedImagesWarning, build_stream, load_dataset, load_recipe
+from morecl.data import folder as folder_module
+from morecl.data.folder import _chosen_for_test, labelled_files
 from morecl.errors import InputError
 
 
@@ -146,6 +148,12 @@ def test_a_long_list_of_unreadable_images_is_shortened_in_the_warning(flowers: P
         assert len(load_dataset(f"folder:{flowers}", folder_size=4).skipped) == 9
 
 
+def test_one_unreadable_image_is_singular(flowers: Path) -> None:
+    (flowers / "rose" / "bad.jpg").write_bytes(b"")
+    with pytest.warns(SkippedImagesWarning, match=r"^1 of 151 images under .* could not be read and was skipped: rose"):
+        load_dataset(f"folder:{flowers}", folder_size=4)
+
+
 def test_other_files_are_ignored(flowers: Path) -> None:
     before = load(flowers).fingerprint
     for name in (".DS_Store", "Thumbs.db", "notes.txt", "._000.png"):
@@ -180,11 +188,91 @@ def test_missing_folder(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
+def test_a_folder_larger_than_memory_is_refused_before_it_is_read(
+    flowers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 2 * 150 * 4 * 4 * 3
+    monkeypatch.setattr(folder_module, "available_bytes", lambda: needed)
+    load(flowers)
+    monkeypatch.setattr(folder_module, "available_bytes", lambda: None)
+    load(flowers)
+    monkeypatch.setattr(folder_module, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(folder_module, "open_image", lambda path: pytest.fail("an image was opened"))
+    with pytest.raises(InputError, match=r"flowers: 150 images at 4 x 4 pixels need .* are available. .*image_size"):
+        load(flowers)
+
+
+def test_memory_that_runs_out_while_reading_is_no_unreadable_image(
+    flowers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(folder_module, "open_image", full)
+    with pytest.raises(InputError, match=r"flowers: 150 images at 4 x 4 pixels need 0.0 GB of memory. .*image_size"):
+        load(flowers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
+def test_a_limit_of_the_shell_is_respected(flowers: Path) -> None:
+    """150 images at 4096 px take 15 GB; the process may take 4."""
+    script = (
+        "import resource, sys; from pathlib import Path; from morecl.data.folder import load_folder\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "load_folder(Path(sys.argv[1]), 4096)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, flowers], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("morecl.errors.InputError") and "150 images at 4096 x 4096 pixels need 15.1 GB" in last
+
+
+def test_what_a_run_says_of_a_folder_is_in_its_stream(flowers: Path) -> None:
+    """Class names, and how many images are held out."""
+    stream = build_stream(load_recipe(f"folder:{flowers}"), folder_size=4)
+    assert stream.dataset.classes == ("aster", "lily", "rose")
+    assert (len(stream.dataset.y_train), len(stream.dataset.y_test)) == (126, 24)
+
+
+def test_labelled_files_are_those_of_the_data_set_in_its_order(flowers: Path) -> None:
+    (flowers / "rose" / "notes.txt").write_text("no image")
+    picture(flowers / "rose" / "deep" / "x.JPG")
+    paths, labels = labelled_files(flowers)
+    roses = [flowers / "rose" / f"{i:03d}.png" for i in range(50)]
+    assert paths[100:] == [*roses, flowers / "rose" / "deep" / "x.JPG"]
+    assert labels == ["aster"] * 50 + ["lily"] * 50 + ["rose"] * 51
+
+
+def test_labelled_files_of_one_class(tmp_path: Path) -> None:
+    picture(tmp_path / "only" / "0.png")
+    assert labelled_files(tmp_path) == ([tmp_path / "only" / "0.png"], ["only"])
+
+
+def test_labelled_files_leave_the_test_images_out(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+    assert labelled_files(tmp_path) == ([tmp_path / "train" / name / "0.png" for name in "ab"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [((), "has no class folders"), (("full", "empty"), r"empty has no images"), (None, "there is no folder")],
+)
+def test_labelled_files_that_cannot_be_learned(tmp_path: Path, folders: tuple[str, ...] | None, message: str) -> None:
+    for name in folders or ():
+        (tmp_path / name).mkdir()
+    if folders:
+        picture(tmp_path / "full" / "0.png")
+    with pytest.raises(InputError, match=message):
+        labelled_files(tmp_path if folders is not None else tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("names", [(), ("only",)])
 def test_fewer_than_two_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         picture(tmp_path / name / "0.png")
-    with pytest.raises(InputError, match=rf"has {len(names)} class folder\(s\).*at least 2"):
+    with pytest.raises(InputError, match=rf"has {len(names)} class folders? .*at least 2"):
         load(tmp_path)
 
 

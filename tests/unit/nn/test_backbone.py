@@ -1,4 +1,4 @@
-"""Backbones: by name, from files of either kind, at other sizes; what does not fit says why."""
+"""Backbones by name, from both kinds of files, at other sizes; errors say what does not fit."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def test_checkpoint_files(state: dict[str, torch.Tensor], tmp_path: Path, conten
     assert by_shape.architecture == ""
     assert by_shape.sha256 == backbone.sha256
     assert by_shape.vit.blocks[0].attn.num_heads == backbone.vit.blocks[0].attn.num_heads
+
+
+def test_half_precision_files_are_used_in_float32(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file({key: value.bfloat16() for key, value in state.items()}, tmp_path / "half.safetensors")
+    backbone = load_backbone(f"{SHIPPED}@{tmp_path / 'half.safetensors'}")
+    for key, value in state.items():
+        assert torch.equal(backbone.state[key], value.bfloat16().float())
+
+
+def test_the_source_is_known_at_every_input_size() -> None:
+    """Resampled weights have another sha256; that of the file they came from stays."""
+    plain, other = load_backbone(SHIPPED), load_backbone(SHIPPED, image_size=16)
+    assert plain.sha256 != other.sha256
+    assert plain.source_sha256 == other.source_sha256 == plain.sha256
+    assert load_backbone(TINY, pretrained=False).source_sha256 == ""
+    assert load_backbone(SHIPPED, pretrained=False).source_sha256 == ""
 
 
 def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
@@ -219,7 +235,7 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
 
 
 def test_shipped_features_tell_pictures_apart() -> None:
-    """The weights are the trained ones: noise of two kinds lands in different places."""
+    """The weights are trained: the features of two kinds of noise differ."""
     rng = np.random.default_rng(0)
     fine = torch.from_numpy(rng.normal(size=(8, 3, 32, 32))).float()
     coarse = torch.nn.functional.interpolate(fine[:, :, :4, :4], 32)

@@ -1,8 +1,8 @@
 """The data path equals timm's evaluation transform, which works on PIL images one at a time.
 
-Tolerance: both resize in two passes, rounded to 8 bits after each; PIL's weights are fixed-point numbers, so a value
-that lies on the edge between two grey levels may fall the other way. At least 99 % of the values are equal, 99.9 %
-within one level, all within two, even for noise, the hardest picture there is.
+Tolerance: both resize in two passes and round to 8 bits after each. PIL's weights are fixed-point numbers, so a value
+halfway between two grey levels may be rounded the other way. At least 99 % of the values are equal, 99.9 % within one
+level, all within two, even for noise, the hardest case.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def test_batches_and_single_images_agree() -> None:
     together = preprocess(images)
     assert together.dtype == torch.float32
     for image, row in zip(images, together, strict=True):
-        assert torch.equal(preprocess(image[None])[0], row)
+        difference = np.abs(grey_levels(preprocess(image[None])[0], spec) - grey_levels(row, spec)).round(3)
+        assert (difference == 0).mean() >= 0.99  # a batch of another size may be computed in another order
+        assert difference.max() <= 1
 
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", "vit_tiny_patch16_224.augreg_in21k"])

@@ -1,0 +1,43 @@
+"""Class labels as JSON: which labels can be saved, and how they are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+DEEPEST = 32  # tuples inside one another
+
+
+def encode(label: Hashable, depth: int = 0) -> Any:
+    """``label`` as JSON: text, numbers, true/false and null stay as they are, a tuple becomes ``{"tuple": [...]}``.
+
+    Raises:
+        TypeError: the label is of a type that cannot be saved.
+        ValueError: it is NaN or infinite, which JSON does not know, or nested more than ``DEEPEST`` deep.
+    """
+    if isinstance(label, tuple):
+        if depth == DEEPEST:
+            raise ValueError(f"cannot save a label of more than {DEEPEST} tuples inside one another")
+        return {"tuple": [encode(part, depth + 1) for part in label]}
+    if isinstance(label, float) and not math.isfinite(label):
+        raise ValueError(f"cannot save the label {label!r}; numbers must be finite")
+    if label is None or type(label) in (str, int, float, bool):
+        return label
+    raise TypeError(
+        f"cannot save the label {label!r} of type {type(label).__name__}; "
+        "labels that are saved must be text, numbers, true/false, None or tuples of these"
+    )
+
+
+def decode(value: Any, depth: int = 0) -> Hashable:
+    """The label that :func:`encode` turned into ``value``.
+
+    Raises:
+        ValueError: ``value`` is not an encoded label.
+    """
+    if isinstance(value, dict) and value.keys() == {"tuple"} and isinstance(value["tuple"], list) and depth < DEEPEST:
+        return tuple(decode(part, depth + 1) for part in value["tuple"])
+    if value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value)):
+        return value
+    raise ValueError(f"{value!r:.60} is not a label")

@@ -1,0 +1,124 @@
+"""``state.safetensors``, read with suspicion: the header is checked before memory is taken, the values afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from morecl.methods import Learner
+
+MODEL, MEMORY, EXTRAS = "model.", "memory.", "memory.extras."
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Shape and type of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+class StateFile:
+    """The tensors of a saved learner. All methods raise ``ValueError`` if the content cannot be used.
+
+    safetensors has checked that the header describes exactly the bytes of the file, so memory is bounded by the size of
+    the file as long as the learner that is built for it is no larger than the header says.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                part = file.get_slice(name)
+                if part.get_dtype() not in _DTYPES:
+                    raise ValueError(f"{name} has the type {part.get_dtype()}")
+                self.entries[name] = Entry(tuple(part.get_shape()), _DTYPES[part.get_dtype()])
+        self.room = sum(math.prod(entry.shape) for name, entry in self.entries.items() if not name.startswith(MEMORY))
+
+    def check_room(self, classes: int, dim: int, bottleneck: int) -> None:
+        """Check that a learner of ``classes`` classes can be in the file, before it is built.
+
+        Every method keeps at least a row of ``dim`` numbers per class, and adapters of ``bottleneck`` such rows.
+        """
+        if classes and (classes + bottleneck) * dim > self.room:
+            raise ValueError(f"{self.path.name} is too small for {classes} classes")
+
+    def check_fits(self, learner: Learner, classes: Sequence[Hashable], task_sizes: Sequence[int]) -> None:
+        """Check names, shapes and types against ``learner`` with these classes in tasks of ``task_sizes``.
+
+        The learner, which must be new, grows task by task and never far beyond the size of the file.
+        """
+        learner.classes[:] = classes
+        for size in task_sizes:
+            learner.task_sizes.append(size)
+            learner._grow(size)
+            if sum(value.numel() for value in learner.model.state_dict().values()) > self.room:
+                break  # something is missing, or has another shape
+        expected = {f"{MODEL}{name}": Entry(tuple(v.shape), v.dtype) for name, v in learner.model.state_dict().items()}
+        self._check_model(expected)
+        self._check_memory(learner.memory.size)
+
+    def read(self, classes: int) -> dict[str, Tensor]:
+        """All tensors, after a check of their values for a learner of ``classes`` classes."""
+        state = load_file(self.path)
+        for name, value in state.items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"{name} holds NaN or infinite numbers")
+        columns = state[f"{MEMORY}columns"]
+        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < classes:
+            raise ValueError(f"{MEMORY}columns names classes that do not exist")
+        if state[f"{MEMORY}seen"] < 0:
+            raise ValueError(f"{MEMORY}seen is negative")
+        return state
+
+    def _check_model(self, expected: Mapping[str, Entry]) -> None:
+        found = {name for name in self.entries if name.startswith(MODEL)}
+        if missing := sorted(expected.keys() - found):
+            raise ValueError(f"{missing[0]} is missing")
+        if extra := sorted(found - expected.keys()):
+            raise ValueError(f"{extra[0]} is not part of such a learner")
+        for name, entry in expected.items():
+            self._check_entry(name, entry)
+
+    def _check_memory(self, size: int) -> None:
+        """``size``: images the memory may hold; 0 if the method sets no limit."""
+        columns = self.entries.get(f"{MEMORY}columns")
+        images = self.entries.get(f"{MEMORY}images")
+        if columns is None or images is None:
+            raise ValueError("the replay memory is missing")
+        count = math.prod(columns.shape)
+        if size and count > size:
+            raise ValueError(f"the replay memory holds {count} images; its limit is {size}")
+        if len(images.shape) != 4 or min(images.shape[1:3]) < 1:
+            raise ValueError(f"{MEMORY}images is {images}")
+        self._check_entry(f"{MEMORY}images", Entry((count, *images.shape[1:3], 3), torch.uint8))
+        self._check_entry(f"{MEMORY}columns", Entry((count,), torch.int64))
+        self._check_entry(f"{MEMORY}seen", Entry((), torch.int64))
+        for name, entry in self.entries.items():
+            if name.startswith(EXTRAS):
+                self._check_entry(name, Entry((count, *entry.shape[1:]), torch.float32))
+
+    def _check_entry(self, name: str, expected: Entry) -> None:
+        found = self.entries.get(name)
+        if found != expected:
+            raise ValueError(f"{name} is {found or 'missing'} instead of {expected}")
