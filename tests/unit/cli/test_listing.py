@@ -35,7 +35,7 @@ def test_benchmarks_have_different_descriptions() -> None:
     rows = rows_of(Listing.benchmarks)
     assert [*rows][:-1] == recipe_names()
     assert len({*rows.values()}) == len(rows)
-    assert rows["cifar10-5t-1k"] == "cifar10, 5 tasks, 1000 training images per class"
+    assert rows["cifar10-5t-1k"] == "cifar10, 5 tasks, 1,000 training and 400 test images per class"
 
 
 @pytest.mark.parametrize("name", METHODS)
