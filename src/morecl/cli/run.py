@@ -51,9 +51,10 @@ def run(
     if "seed" in settings:
         raise InputError("give the seed as --seed")
     from morecl.data import load_recipe
-    from morecl.run import RunRequest, default_folder, start
+    from morecl.run import RunRequest, default_folder
 
-    recipe = load_recipe(benchmark)
+    recipe = load_recipe(benchmark)  # reject a typo before torch is imported
+    from morecl.run.launch import start
 
     request = RunRequest(
         method=method,
