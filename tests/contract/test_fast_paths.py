@@ -24,7 +24,6 @@ COUNT = 13  # of each of two classes: three whole batches and a remainder
 TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
 TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
 WITHOUT_ADAPTERS = {"csc", "ncm"}
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
@@ -175,7 +174,7 @@ def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatc
     assert speed.training_flop(learner) == before > 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
     """float32 both times; fused kernels round otherwise, and a few steps of training carry that on."""
@@ -185,7 +184,7 @@ def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
     np.testing.assert_allclose(fast.scores(TEST), plain.scores(TEST), rtol=1e-2, atol=1e-3)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_on_a_gpu_bfloat16_features_are_near() -> None:
     """8 bits of mantissa: 0.4 % a rounding, some dozens of them in a row on features of size 1."""
     exact, rounded = (taught("more", device="cuda", precision=precision) for precision in ("fp32", "bf16"))

@@ -179,7 +179,7 @@ def test_what_was_measured_before_is_gone_when_memory_is_counted(monkeypatch: py
     assert alive == [1, 2, 2, 2]  # the reference, and beside it each method with no other
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", ["finetune", "more"])
 def test_memory_on_the_gpu(method: str) -> None:
     found = measured(method, device="cuda")
