@@ -132,7 +132,7 @@ def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPa
     plain = features(compiled=False)
     torch.testing.assert_close(features(compiled=True), plain)
     torch._dynamo.reset()
-    monkeypatch.setattr(gelu, "pays", lambda x: True)
+    monkeypatch.setattr(gelu, "is_faster", lambda x: True)
     monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
     assert features(compiled=False).equal(plain)
     assert not features(compiled=True).allclose(plain, rtol=0.1)
@@ -155,9 +155,9 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
         calls += 1
         return network.AdaptedViT(plain.backbone.vit).trunk(x, norms, adapters)
 
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: adapters.w1.dim() == 3)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)
-    monkeypatch.setattr(network.fused, "suits", lambda block: True)
+    monkeypatch.setattr(network.fused, "supports_block", lambda block: True)
     monkeypatch.setattr(base, "resolve_compile", lambda name, device: True)
     monkeypatch.setattr(network, "_compiled_block", lambda: network._run_block)
     whole = taught(method, compile="on")
@@ -167,7 +167,7 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
 
 def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = taught("more")
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: True)
     monkeypatch.setattr(fused, "trunk", lambda *rest: pytest.fail("what it does cannot be counted"))
     before = speed.training_flop(learner)
     learner.network._fused = True

@@ -18,10 +18,10 @@ class Gelu(nn.Module):
     """GELU; :func:`gelu` where a GPU's code in half precision is compiled."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu(x) if torch.compiler.is_compiling() and pays(x) else F.gelu(x)
+        return gelu(x) if torch.compiler.is_compiling() and is_faster(x) else F.gelu(x)
 
 
-def pays(x: Tensor) -> bool:
+def is_faster(x: Tensor) -> bool:
     """Whether :func:`gelu` is faster than torch's once it is compiled, and differs by less than x is rounded."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 

@@ -167,7 +167,7 @@ assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU
 def test_a_network_hands_over_what_the_kernels_need() -> None:
     """And whatever of it learns: everything, or the tokens, norms or adapters alone."""
     interpreted("""
-fused.fits = lambda x, adapters: True
+fused.supports_batch = lambda x, adapters: True
 adapted = AdaptedViT(small(), kernels=True)
 adapters, norms = adapted.new_adapters(16), adapted.new_norms()
 for part in (*adapters.parameters(), *norms.parameters()):
@@ -341,7 +341,7 @@ def test_on_a_gpu_the_trunk_in_kernels_repeats_bit_by_bit() -> None:
 
 @needs_triton
 def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_is_able", lambda device: device == "able")
+    monkeypatch.setattr(fused, "_supports_device", lambda device: device == "able")
 
     class Tokens(SimpleNamespace):
         def __len__(self) -> int:
@@ -349,7 +349,7 @@ def test_the_kernels_are_for_half_precision_on_a_gpu_and_widths_they_know(monkey
 
     def fits(dtype: torch.dtype, *shape: int, is_cuda: bool = True, device: str = "able", count: int = 2) -> bool:
         tokens: Any = Tokens(is_cuda=is_cuda, dtype=dtype, device=device, count=count)
-        return fused.fits(tokens, AdapterWeights(torch.empty(shape), *[torch.empty(0)] * 3))
+        return fused.supports_batch(tokens, AdapterWeights(torch.empty(shape), *[torch.empty(0)] * 3))
 
     assert fits(torch.bfloat16, 24, 64, 192) and fits(torch.float16, 24, 16, 64) and fits(torch.bfloat16, 24, 128, 64)
     assert not fits(torch.bfloat16, 24, 64, 192, is_cuda=False)
@@ -365,14 +365,22 @@ def test_only_blocks_that_are_put_together_in_kernels_suit_them(monkeypatch: pyt
     def block(dim: int = 192, heads: int = 3, **changes: Any) -> Any:
         return VisionTransformer(8, 4, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, **changes).blocks[0]
 
-    assert fused.suits(block()) and fused.suits(block(384, 6)) and fused.suits(block(64, 4))
-    assert not fused.suits(block(768, 12))
-    assert not fused.suits(block(96, 3)) and not fused.suits(block(256, 2))  # 96 dimensions; heads of 128
-    assert not fused.suits(block(qkv_bias=False)) and not fused.suits(block(qk_norm=True))
-    assert not fused.suits(block(init_values=0.1)) and not fused.suits(block(act_layer="relu"))
-    assert not fused.suits(block(act_layer="gelu_tanh"))
-    assert not fused.suits(block(64, 4, mlp_ratio=3.5))  # 224 inner dimensions
-    assert not fused.suits(block(scale_mlp_norm=True)) and not fused.suits(block(scale_attn_norm=True))
+    for supported in (block(), block(384, 6), block(64, 4)):
+        assert fused.supports_block(supported)
+    for other in (
+        block(768, 12),
+        block(96, 3),  # not a multiple of 64 dimensions
+        block(256, 2),  # heads of 128
+        block(qkv_bias=False),
+        block(qk_norm=True),
+        block(init_values=0.1),
+        block(act_layer="relu"),
+        block(act_layer="gelu_tanh"),
+        block(64, 4, mlp_ratio=3.5),  # 224 inner dimensions
+        block(scale_mlp_norm=True),
+        block(scale_attn_norm=True),
+    ):
+        assert not fused.supports_block(other)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.5.1")
     assert not fused._has_triton()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.10.0+git1234")
@@ -383,7 +391,7 @@ def test_only_blocks_that_are_put_together_in_kernels_suit_them(monkeypatch: pyt
 def test_a_network_uses_the_kernels_where_it_is_asked_to_and_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a GPU would decide; something that is told apart stands for what only runs there."""
     vit = load_backbone("vit_mini_patch4_32", image_size=8).vit
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: True)
     monkeypatch.setattr(fused, "trunk", lambda x, *rest: torch.full((len(x), x.shape[2]), 7.0))
     tokens = torch.randn(3, 5, 192)
 
