@@ -1,4 +1,4 @@
-"""``morecl bench --methods`` from the command line."""
+"""``morecl bench`` from the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return exit_code(monkeypatch, "bench", *arguments)
 
 
-def test_costs_are_shown_and_written(
+def test_costs_are_printed_and_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "cost.json"
@@ -44,7 +44,7 @@ def test_costs_are_shown_and_written(
         ("file/bench.json", "file/bench.json cannot be written: file is a file"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_reported_before_anything_is_measured(
+def test_a_bad_out_path_is_reported_before_measuring(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -72,7 +72,7 @@ def test_a_path_that_cannot_be_written_is_reported_before_anything_is_measured(
         (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
     ],
 )
-def test_mistakes_are_reported_before_anything_is_measured(
+def test_bad_arguments_are_reported_before_measuring(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Compiled blocks and captured steps give what plain code gives, with every method."""
+"""Compiled blocks and captured steps give the same results as plain code, with every method."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from morecl.nn.backbone import load_backbone
 from morecl.random import generator
 from morecl.training import Batch
 
-COUNT = 13  # of each of two classes: three whole batches and a remainder
+COUNT = 13  # per class, of two classes: three full batches and a remainder
 TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
 TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
 WITHOUT_ADAPTERS = {"csc", "ncm"}
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
@@ -38,14 +37,15 @@ def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner
 
 
 class Rehearsal:
-    """What a CUDA graph does, on any device: the step runs on buffers of its own, after warming up on the first batch,
-    of which only the tensors in ``changed`` are put back."""
+    """A stand-in for a CUDA graph on any device: the step runs on its own buffers, after warm-up steps on the first
+    batch whose effects are undone for the tensors in ``changed`` only."""
 
     made = 0
 
     def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
         type(self).made += 1
-        self.shapes, self.step = [part.shape for part in batch], step
+        self.shapes = [part.shape for part in batch]
+        self.step = step
         self.inputs = tuple(part.clone() for part in batch)
         before = [tensor.clone() for tensor in changed]
         for _ in range(training.WARM_UP_STEPS):
@@ -60,10 +60,10 @@ class Rehearsal:
 
 
 @pytest.mark.parametrize("method", sorted(name for name, method in METHODS.items() if method.Config().trains))
-def test_a_step_may_be_rehearsed_and_lives_on_its_batch_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No method keeps anything in a step but what the optimiser changes, or it would show after the warm-up.
+def test_a_step_can_be_captured_and_depends_only_on_its_batch(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step changes only what the optimiser changes; anything else would still be there after the warm-up.
 
-    Tolerance: a last batch that is filled up with images of weight 0 sums in another order.
+    Tolerance: a last batch padded with images of weight 0 is summed in another order.
     """
     plain = taught(method)
     monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
@@ -79,7 +79,7 @@ def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
     monkeypatch.setattr(Rehearsal, "made", 0)
     counts = []
-    for steps in (1, 4):  # a single step is not worth it
+    for steps in (1, 4):  # a single step is not captured
         before = Rehearsal.made
         captured = taught("hal", captured=True, anchor_steps=steps)
         counts.append(Rehearsal.made - before)
@@ -89,7 +89,7 @@ def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward as ``torch.compile`` traces them, run without code generation, and once for all blocks."""
+    """Forward and backward as ``torch.compile`` traces them, without code generation; one graph for all blocks."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     traced = network._compiled_block("aot_eager")
@@ -111,15 +111,15 @@ def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.
     assert graphs["unique_graphs"] == 1
     for batch in (2, 7):
         vit.trunk(torch.randn(batch, 5, 192), vit.new_norms(), adapters.weights(), compiled=True).sum().backward()
-    assert graphs["unique_graphs"] == 1  # whatever the batch size
+    assert graphs["unique_graphs"] == 1  # for all batch sizes
     with torch.no_grad():
-        for length in range(6, 16):  # more lengths than torch compiles unasked
+        for length in range(6, 16):  # more than torch recompiles by default
             vit.trunk(torch.randn(3, length, 192), vit.new_norms(), adapters.weights(), compiled=True)
     assert graphs["unique_graphs"] == 11
 
 
-def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which a GPU would decide; something that is told apart stands for what only runs there."""
+def test_compiled_blocks_use_our_gelu_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: another function stands for our GELU."""
     torch._dynamo.reset()
     traced = network._compiled_block("aot_eager")
     monkeypatch.setattr(network, "_compiled_block", lambda: traced)
@@ -133,21 +133,21 @@ def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPa
     plain = features(compiled=False)
     torch.testing.assert_close(features(compiled=True), plain)
     torch._dynamo.reset()
-    monkeypatch.setattr(gelu, "pays", lambda x: True)
+    monkeypatch.setattr(gelu, "is_faster", lambda x: True)
     monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
     assert features(compiled=False).equal(plain)
     assert not features(compiled=True).allclose(plain, rtol=0.1)
 
 
 @pytest.mark.parametrize(("compile_", "used"), [("on", True), ("off", False)])
-def test_learners_use_kernels_where_they_compile(compile_: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_use_kernels_if_they_compile(compile_: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     assert tiny.create("more", compile=compile_).network.kernels is used
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is in kernels: nothing inside can be watched. A second network stands for them, which computes the same."""
+def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the kernels, nothing inside it can be seen. A second network stands for them and computes the same."""
     plain = taught(method)
     calls = 0
 
@@ -156,9 +156,9 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
         calls += 1
         return network.AdaptedViT(plain.backbone.vit).trunk(x, norms, adapters)
 
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: adapters.w1.dim() == 3)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)
-    monkeypatch.setattr(network.fused, "suits", lambda block: True)
+    monkeypatch.setattr(network.fused, "supports_block", lambda block: True)
     monkeypatch.setattr(base, "resolve_compile", lambda name, device: True)
     monkeypatch.setattr(network, "_compiled_block", lambda: network._run_block)
     whole = taught(method, compile="on")
@@ -168,26 +168,26 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
 
 def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = taught("more")
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
-    monkeypatch.setattr(fused, "trunk", lambda *rest: pytest.fail("what it does cannot be counted"))
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "trunk", lambda *rest: pytest.fail("its operations cannot be counted"))
     before = speed.training_flop(learner)
     learner.network._fused = True
     assert speed.training_flop(learner) == before > 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
-    """float32 both times; fused kernels round otherwise, and a few steps of training carry that on."""
+    """Both in float32; compiled kernels round differently, and a few training steps amplify that."""
     settings = {"device": "cuda", "precision": "fp32"}
     plain, fast = taught(method, compile="off", **settings), taught(method, compile="on", **settings)
     assert fast.captured and not plain.captured
     np.testing.assert_allclose(fast.scores(TEST), plain.scores(TEST), rtol=1e-2, atol=1e-3)
 
 
-@needs_gpu
-def test_on_a_gpu_bfloat16_features_are_near() -> None:
-    """8 bits of mantissa: 0.4 % a rounding, some dozens of them in a row on features of size 1."""
+@pytest.mark.gpu
+def test_on_a_gpu_bfloat16_features_are_close() -> None:
+    """8 bits of mantissa: 0.4 % per rounding, dozens of roundings in a row, features of size 1."""
     exact, rounded = (taught("more", device="cuda", precision=precision) for precision in ("fp32", "bf16"))
     rounded.restore(exact.classes, exact.task_sizes, exact.state())
     assert np.abs(exact.features(TEST) - rounded.features(TEST)).mean() < 0.05

@@ -1,4 +1,4 @@
-"""What the benchmarks share: images, a clock, and where they were measured."""
+"""Shared by the benchmarks: images, a clock, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ CLASSES_PER_TASK = 2
 
 
 def made_up_images(count: int, seed: int = 0) -> ImageArray:
-    """uint8 (count, 32, 32, 3)."""
+    """Random uint8 images (count, 32, 32, 3)."""
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of ``device`` is done."""
+    """Wait until ``device`` has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of ``work`` after two runs to warm up."""
+    """Median time of ``work``, after two warm-up runs."""
     return in_turn([work], device, repeats)[0]
 
 
 def in_turn(works: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Median time of each, after two runs to warm up: one after the other, again and again, so that what changes
-    meanwhile is the same for all."""
+    """Median time of each, after two warm-up runs. They take turns, so that changes of the machine affect all alike."""
     times: list[list[float]] = [[] for _ in works]
     for repeat in range(2 + repeats):
         for work, taken in zip(works, times, strict=True):
@@ -52,7 +51,7 @@ def in_turn(works: Sequence[Callable[[], object]], device: torch.device, repeats
 
 @dataclass(kw_only=True)
 class Measured:
-    """What every record says of where it was made."""
+    """Where and how a record was measured; base class of all records."""
 
     SCHEMA: ClassVar[str]
 

@@ -1,15 +1,14 @@
-"""What learning a task costs with each method: time per pass through the network, and memory from task to task.
+"""Cost of learning a task with each method: time per pass through the network, and memory per task.
 
-Methods differ in how many passes they make (replay, distillation, rotations), and that is theirs to choose. What is
-measured is whether a pass costs what it must: each method learns a stream of equal tasks, and in the last one
+Methods differ in how many passes they need (replay, distillation, rotations); that is a property of the method. The
+benchmark checks the cost of a pass: each method learns a stream of equal tasks, and in the last one
 
     overhead = (seconds / passes) / (seconds of finetune / passes of finetune)
 
-should be at most :data:`LIMIT`. Passes are counted, not declared: an image that goes through the network with gradients
-is one pass; without gradients it is a third of one, as the backward pass costs about twice the forward pass. Where
-fewer images go through at once than are in a batch of finetune (HAL's anchors: one a class), they count as such a
-batch: a GPU takes about as long for them. Passes that belong to no epoch (a teacher's outputs, herding, statistics,
-anchors) count as well.
+should be at most :data:`LIMIT`. Passes are counted, not declared. An image that goes through the network with gradients
+is one pass; without gradients it is a third of one, as the backward pass costs about twice the forward pass. A batch
+smaller than those of finetune (HAL's anchors: one per class) counts as a full one: a GPU takes about as long for it.
+Passes outside of epochs (a teacher's outputs, herding, statistics, anchors) count as well.
 """
 
 from __future__ import annotations
@@ -44,22 +43,22 @@ from morecl.nn.device import resolve_device
 from morecl.nn.network import AdaptedViT
 
 LIMIT = 1.5
-FORWARD_SHARE = 1 / 3  # of a pass forward and backward
+FORWARD_SHARE = 1 / 3  # cost of a forward pass, relative to forward and backward
 REFERENCE = Finetune.name
 ALL = "all"
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much is measured. ``settings`` are those of the methods that have them."""
+class CostSize:
+    """How much the benchmark measures. ``settings`` apply to the methods that have them."""
 
     tasks: int = 4
     images: int = 1024  # per task
-    repeats: int = 3  # of the last task; the fastest counts, as whatever else runs here only adds
+    repeats: int = 3  # of the last task; the fastest counts, as other load can only add time
     settings: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 4, "memory_size": 200})
 
 
-QUICK = Size(
+QUICK_COST = CostSize(
     tasks=3,
     images=32,
     repeats=2,
@@ -68,7 +67,7 @@ QUICK = Size(
         "batch_size": 16,
         "memory_size": 24,
         "memory_batch_size": 16,
-        "balanced_epochs": 2,  # stages whose length does not depend on the task's would take most of the time
+        "balanced_epochs": 2,  # stages of fixed length would take most of the time
         "anchor_steps": 5,
         "back_update_epochs": 2,
     },
@@ -77,11 +76,11 @@ QUICK = Size(
 
 @dataclass
 class Passes:
-    """Images that went through a network, each as often as it did."""
+    """Number of images that went through a network; an image counts every time."""
 
     with_gradient: int = 0
     without_gradient: int = 0
-    filling: float = 0  # passes that small batches count beyond their images
+    filling: float = 0  # passes that small batches count in addition to their images
 
     @property
     def images(self) -> float:
@@ -94,34 +93,34 @@ class Passes:
 
 @dataclass
 class AfterTask:
-    """Bytes when a task has been learned; on a device that does not count its memory (a CPU) only ``kept``.
+    """Bytes in use after a task. On a CPU, which does not count its memory, only ``kept``.
 
-    What is allocated is counted from before the learner was made, so without the backbone.
+    Allocated memory is counted relative to before the learner was created, so without the backbone.
     """
 
-    kept: int  # all that the learner's state holds, replay memory included
+    kept: int  # the learner's state, replay memory included
     kept_on_device: int | None
     allocated: int | None
-    allocated_asked: int | None  # after one prediction: with what is computed for it and not thrown away
-    peak: int | None  # while the task was learned
+    allocated_asked: int | None  # after one prediction, so with what is cached for it
+    peak: int | None  # maximum while the task was learned
 
 
 @dataclass
 class MethodCost:
-    """What learning the last task took."""
+    """Cost of learning the last task."""
 
     method: str
     settings: dict[str, Any]
     image_passes: Passes
     passes: float  # per image of the task and epoch
     seconds: float
-    finetune_seconds: float  # measured in turn with the above
+    finetune_seconds: float  # measured alternately with the above
     overhead: float
-    image_overhead: float  # the same without counting small batches as whole ones
+    image_overhead: float  # the same without counting small batches as full ones
     after_task: list[AfterTask]
 
     def growth(self, name: str) -> float | None:
-        """Bytes per further task, ``name`` being one of :class:`AfterTask`."""
+        """Bytes per additional task; ``name`` is a field of :class:`AfterTask`."""
         first, last = getattr(self.after_task[0], name), getattr(self.after_task[-1], name)
         return None if first is None else (last - first) / (len(self.after_task) - 1)
 
@@ -138,11 +137,11 @@ class Costs(Measured):
     methods: list[MethodCost] = field(default_factory=list)
 
     def above(self) -> list[str]:
-        """The methods that cost more than they may."""
+        """The methods whose overhead exceeds the limit."""
         return [cost.method for cost in self.methods if cost.overhead > self.limit]
 
     def show(self, console: Console) -> None:
-        """The record as a table."""
+        """Print the record as a table."""
         console.print(f"{self.headline}; {self.tasks} tasks of {self.images} images")
         on_device = self.methods[0].after_task[0].allocated is not None
         heads = ["passes", "seconds", "overhead", "by image", "keeps"]
@@ -161,32 +160,34 @@ class Costs(Measured):
             table.add_row(cost.method, *cells, style="red" if high else None)
         console.print(table)
         console.print("passes: forward and backward, per image of the task and epoch; forward alone counts 1/3,")
-        console.print(f"a batch smaller than those of {REFERENCE} as one of them")
-        console.print(f"overhead: seconds per pass, relative to {REFERENCE}; to be at most {self.limit}")
-        console.print("by image: the same, small batches counted by their images")
-        further = "keeps: bytes per further task"
+        console.print(f"a batch smaller than those of {REFERENCE} counts as a full one")
+        console.print(f"overhead: seconds per pass, relative to {REFERENCE}; should be at most {self.limit}")
+        console.print("by image: the same, but small batches count by their images")
+        memory = "keeps: bytes per additional task"
         if on_device:
-            further += "; on device, allocated: those on the device, kept and in use; asked: in use after a prediction"
-        console.print(further)
+            memory += "; on device: the part of it on the device; allocated: in use there; asked: after a prediction"
+        console.print(memory)
         if self.above():
             console.print(f"[red]! above {self.limit}:[/red] {', '.join(self.above())}")
 
 
 def method_names(text: str) -> list[str]:
-    """``"all"`` or ``"more,derpp"``: the methods, each once."""
+    """The methods in ``"all"`` or ``"more,derpp"``, without duplicates."""
     if text == ALL:
         return list(METHODS)
     return [method_class(name.strip()).name for name in dict.fromkeys(text.split(","))]
 
 
-def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, report: Callable[[str], None]) -> Costs:
-    """The costs of ``methods``, :data:`REFERENCE` always among them and first; ``report`` is told what is measured.
+def measure(
+    methods: Sequence[str], settings: Mapping[str, Any], size: CostSize, report: Callable[[str], None]
+) -> Costs:
+    """Measure ``methods``, always with :data:`REFERENCE` first. ``report`` is called with the name of each phase.
 
-    ``settings`` go to every method that has them, over those of ``size``.
+    ``settings`` apply to every method that has them, and override those of ``size``.
     """
     configs = _configs([REFERENCE, *methods], settings, size)
     batch = cast(SgdConfig, configs[REFERENCE]).batch_size
-    report(f"{REFERENCE}, to compare with")
+    report(f"{REFERENCE}, for comparison")
     reference = _Stream(REFERENCE, configs[REFERENCE], size, batch)
     reference.run()
     learner = reference.learner
@@ -198,7 +199,7 @@ def measure(methods: Sequence[str], settings: Mapping[str, Any], size: Size, rep
     reference_passes = reference.passes()
     for number, (method, config) in enumerate(configs.items(), 1):
         report(f"{method}, {number} of {len(configs)}")
-        # no name for the stream: it must be gone when the next one begins to count memory
+        # the stream has no name, so that it is freed before the next one counts memory
         result.methods.append(
             _cost(_Stream(method, config, size, batch, learner.backbone), reference, reference_passes)
         )
@@ -226,32 +227,35 @@ def _cost(stream: _Stream, reference: _Stream, reference_passes: Passes) -> Meth
 
 @contextmanager
 def counting(network: AdaptedViT, batch: int = 1) -> Iterator[Passes]:
-    """Count what goes through ``network`` inside, less than ``batch`` images at once as so many. Replayed CUDA graphs
-    run no Python and are not seen."""
-    passes, trunk = Passes(), network.trunk
+    """Count the images that go through ``network``; fewer than ``batch`` at once count as ``batch``.
 
-    def counted(tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        features = trunk(tokens, *args, **kwargs)
-        passes.filling += max(0, batch - len(tokens)) * (1 if features.requires_grad else FORWARD_SHARE)
+    Replayed CUDA graphs run no Python and are not counted.
+    """
+    passes = Passes()
+
+    def count(features: Tensor) -> None:
+        images = len(features)
+        missing = max(0, batch - images)
         if features.requires_grad:
-            passes.with_gradient += len(tokens)
+            passes.with_gradient += images
+            passes.filling += missing
         else:
-            passes.without_gradient += len(tokens)
-        return features
+            passes.without_gradient += images
+            passes.filling += missing * FORWARD_SHARE
 
-    vars(network)["trunk"] = counted  # hides the method of that name
-    try:
+    with network.observe_features(count):
         yield passes
-    finally:
-        del vars(network)["trunk"]
 
 
 class _Stream:
-    """A learner on its way through the tasks, the last of which can be learned again and again."""
+    """A learner and its stream of tasks, the last of which can be learned repeatedly."""
 
-    def __init__(self, method: str, config: LearnerConfig, size: Size, batch: int, backbone: Backbone | None = None):
-        """``batch``: what a smaller batch counts as."""
-        self.size, self.batch = size, batch
+    def __init__(
+        self, method: str, config: LearnerConfig, size: CostSize, batch: int, backbone: Backbone | None = None
+    ):
+        """``batch``: smaller batches count as this many images."""
+        self.size = size
+        self.batch = batch
         self._start = _allocated(resolve_device(config.device))
         self.learner: Learner = method_class(method)(config, backbone)
         self._before_last: dict[str, Tensor] = {}
@@ -268,11 +272,11 @@ class _Stream:
         return after
 
     def again(self) -> float:
-        """Learn the last task anew; seconds."""
+        """Learn the last task again, from the same state; seconds."""
         return self._learn_last(self.learner)
 
     def passes(self) -> Passes:
-        """Those of the last task."""
+        """Passes of the last task. Those of compiled code are counted with an uncompiled learner."""
         learner = self.learner
         if not learner.compiled:
             return self._passes
@@ -312,7 +316,7 @@ class _Stream:
         return result
 
 
-def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: Size) -> dict[str, LearnerConfig]:
+def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: CostSize) -> dict[str, LearnerConfig]:
     classes = {name: method_class(name).Config for name in methods}
     known = {key for config in classes.values() for key in config.model_fields}
     for key in settings:
@@ -323,7 +327,7 @@ def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: Size) ->
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes in use on ``device`` once garbage is collected; 0 if it does not count."""
+    """Bytes in use on ``device`` after garbage collection; 0 if the device does not count them."""
     if device.type != "cuda":
         return 0
     gc.collect()

@@ -1,4 +1,4 @@
-"""Where the time of one of MORE's training steps goes, against what its arithmetic alone would take here."""
+"""Where the time of one training step of MORE goes, compared with the time of its arithmetic alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from morecl.errors import InputError
 from morecl.methods.more import More
 from morecl.progress import EpochDone
 
-# the first that is found in a kernel's name; the names are those of cuDNN, cuBLAS, torch.compile, ATen and our own
+# the first pattern found in a kernel's name decides; names are those of cuDNN, cuBLAS, torch.compile, ATen and our own
 GROUPS = {
     "attention": r"_attend|sdpa|flash|fmha|attention|cudnn::fusion",
     "GELU": r"gelu|exp2",
@@ -41,19 +41,19 @@ EPOCHS = 3  # the first captures the step, the second is timed, the third profil
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much is measured."""
+class ProfileSize:
+    """How much the profile measures."""
 
     images: int = 640  # per task
     settings: dict[str, Any] = field(default_factory=lambda: {"memory_size": 200})
 
 
-QUICK = Size(images=32, settings={"memory_size": 16, "batch_size": 8, "memory_batch_size": 8})
+QUICK_PROFILE = ProfileSize(images=32, settings={"memory_size": 16, "batch_size": 8, "memory_batch_size": 8})
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel (on a CPU: an operation) and what it takes in one step."""
+    """A kernel (on a CPU: an operation) and its time and number of calls in one step."""
 
     name: str
     microseconds: float
@@ -67,16 +67,16 @@ class StepProfile(Measured):
     SCHEMA = "morecl.profile/1"
 
     settings: dict[str, Any]
-    images: int  # of one step, replayed ones included
-    step_microseconds: float  # by the clock, without the profiler
+    images: int  # per step, including replayed ones
+    step_microseconds: float  # wall time, without the profiler
     matrix_tflops: float
     copy_gigabytes_per_second: float
-    arithmetic_microseconds: float  # of the step's operations at that matrix rate
+    arithmetic_microseconds: float  # time of the step's operations at that matrix rate
     groups: list[Kernel]
     kernels: list[Kernel]  # the longest first
 
     def show(self, console: Console) -> None:
-        """The record as a table."""
+        """Print the record as tables."""
         console.print(self.headline)
         console.print(
             f"a training step of {self.images} images takes {self.step_microseconds:,.0f} us; its arithmetic alone "
@@ -95,8 +95,8 @@ class StepProfile(Measured):
             console.print(table)
 
 
-def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -> StepProfile:
-    """Profile the steps of a second task, which replays the first; ``report`` is told what is being measured."""
+def measure(settings: dict[str, Any], size: ProfileSize, report: Callable[[str], None]) -> StepProfile:
+    """Profile the steps of a second task, which replays the first. ``report`` is called with the name of each phase."""
     if "epochs" in settings:
         raise InputError(f"a profile is made of {EPOCHS} epochs; epochs cannot be set")
     learner = More(More.Config.parse({**size.settings, **settings, "epochs": EPOCHS}))
@@ -105,7 +105,7 @@ def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None])
     steps = math.ceil(size.images / config.batch_size)
     on_gpu = device.type == "cuda"
     profiler = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU], acc_events=True)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own: else it writes that a machine has no GPU
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else the profiler prints that a machine has no GPU
     speeds: list[float] = []
 
     def listen(event: EpochDone) -> None:
@@ -141,7 +141,7 @@ def measure(settings: dict[str, Any], size: Size, report: Callable[[str], None])
 
 
 def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """The kernels summed by kind, see :data:`GROUPS`; the longest first."""
+    """The kernels summed by :data:`GROUPS`, the longest first."""
     sums = dict.fromkeys(GROUPS, (0.0, 0.0))
     for kernel in kernels:
         kind = next(kind for kind, pattern in GROUPS.items() if re.search(pattern, kernel.name, re.IGNORECASE))
@@ -151,7 +151,7 @@ def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes per second, read and written, of a large copy."""
+    """Bytes per second of a large copy, counting reads and writes."""
     count = 2**30 if device.type == "cuda" else 2**26
     source, target = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * count / seconds(lambda: target.copy_(source), device, 5)

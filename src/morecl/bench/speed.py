@@ -1,6 +1,6 @@
-"""How fast MORE is here: training, its stages as tasks grow in number, prediction against the number of tasks.
+"""Speed of MORE on this machine: training, and its stages and prediction against the number of tasks.
 
-A learner with T tasks is made by growing it, which costs nothing, so that T = 20 need not be trained first.
+A learner with T tasks is created by growing it without training, which takes no time even for T = 20.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from morecl.bench.common import (
@@ -26,7 +25,6 @@ from morecl.bench.common import (
     place_of,
     seconds,
 )
-from morecl.methods.masked import MaskedLearner
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
 from morecl.nn.tokens import Tokens
@@ -34,36 +32,36 @@ from morecl.progress import EpochDone
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much is measured."""
+class SpeedSize:
+    """How much the benchmark measures."""
 
     tasks: tuple[int, ...] = (1, 5, 10, 20)
     images: int = 1024  # per task, in training
     epochs: int = 4
     memory: int = 200
-    batch: int = 512  # images whose throughput in prediction is measured
+    batch: int = 512  # images per prediction when its throughput is measured
     repeats: int = 20
 
 
-QUICK = Size(tasks=(1, 5, 10), images=64, epochs=2, memory=20, batch=32, repeats=3)
+QUICK_SPEED = SpeedSize(tasks=(1, 5, 10), images=64, epochs=2, memory=20, batch=32, repeats=3)
 
 
 @dataclass
 class AtTasks:
-    """What was measured with ``tasks`` tasks learned; seconds unless said otherwise."""
+    """Measurements after ``tasks`` tasks; in seconds if not said otherwise."""
 
     tasks: int
     train_next_task: float
     back_update: float
     latency_together: float  # one image, all networks in one pass
-    latency_separate: float  # one image, one pass a network
-    images_per_second: float  # prediction of a batch
+    latency_separate: float  # one image, one pass per network
+    images_per_second: float  # prediction of a batch, all networks in one pass where the learner does so
     images_per_second_separate: float
 
 
 @dataclass(kw_only=True)
 class Bench(Measured):
-    """The record of a benchmark."""
+    """The record of the benchmark."""
 
     SCHEMA = "morecl.bench/1"
 
@@ -76,7 +74,7 @@ class Bench(Measured):
     at_tasks: list[AtTasks] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
-        """The record as tables."""
+        """Print the record as tables."""
         console.print(self.headline)
         console.print(
             f"training: {self.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
@@ -112,8 +110,8 @@ class Bench(Measured):
             )
 
 
-def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -> Bench:
-    """Measure; ``report`` is told what is being measured."""
+def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], None]) -> Bench:
+    """Run the benchmark. ``report`` is called with the name of each phase."""
     settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
     images = made_up_images(size.images)
     learner = _learner(settings, 0)
@@ -124,7 +122,7 @@ def bench(settings: dict[str, Any], size: Size, report: Callable[[str], None]) -
     if learner.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(learner.device)
     labels = [i % CLASSES_PER_TASK for i in range(size.images)]
-    learner.learn_task(images, labels)  # without memory; the second task is the usual case
+    learner.learn_task(images, labels)  # has no memory to replay; the second task is the usual case
 
     def listen(event: EpochDone) -> None:
         if not event.stage and event.images_per_second is not None:
@@ -156,11 +154,11 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def growth(rows: Sequence[AtTasks], name: str) -> float:
-    """Seconds per further task: slope of a straight line through ``name`` against the number of tasks."""
+    """Seconds per additional task: slope of a line fitted to ``name`` against the number of tasks."""
     return float(np.polyfit([row.tasks for row in rows], [getattr(row, name) for row in rows], 1)[0])
 
 
-def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: int) -> AtTasks:
+def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tasks: int) -> AtTasks:
     learner = _learner(settings, tasks)
     learner.memory.images = made_up_images(size.memory)
     learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
@@ -168,9 +166,15 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     one, many = learner.prepare(images[:1]), learner.prepare(np.resize(images, (size.batch, *images.shape[1:])))
 
     def answers(tokens: Tokens, repeats: int) -> list[float]:
-        """Seconds, of all networks at once where that is done, and of one after the other."""
-        at_once, one_by_one = lambda: learner.embed_all(tokens), lambda: _one_by_one(learner, tokens)
-        return in_turn([lambda: learner.score(at_once()), lambda: learner.score(one_by_one())], device, repeats)
+        """Seconds with all networks at once, where the learner does so, and with one network after the other."""
+
+        def together() -> None:
+            learner.score(learner.embed_all(tokens))
+
+        def separate() -> None:
+            learner.score([learner.embed(tokens, network) for network in learner.networks()])
+
+        return in_turn([together, separate], device, repeats)
 
     together, separate = answers(one, size.repeats)
     batch, batch_separate = answers(many, max(1, size.repeats // 5))
@@ -187,12 +191,8 @@ def _at_tasks(settings: dict[str, Any], size: Size, images: np.ndarray, tasks: i
     )
 
 
-def _one_by_one(learner: MaskedLearner, tokens: Tokens) -> list[Tensor]:
-    return [learner.embed(tokens, network) for network in learner.networks()]
-
-
 def _learner(settings: dict[str, Any], tasks: int) -> More:
-    """A learner that is as large as after ``tasks`` tasks."""
+    """A learner as large as after ``tasks`` tasks."""
     learner = More(More.Config.parse(settings))
     for k in range(tasks):
         learner.classes.extend(f"{k}-{c}" for c in range(CLASSES_PER_TASK))
@@ -205,7 +205,7 @@ def _learner(settings: dict[str, Any], tasks: int) -> More:
 
 
 def training_flop(learner: More) -> float:
-    """Floating-point operations of one training image, forward and backward, counted on a plain step."""
+    """Floating-point operations per training image, forward and backward, counted in a step without our kernels."""
     net, config = learner.tasks[-1], learner.config
     tokens = learner.prepare(made_up_images(8)).range(0, 8)
     with FlopCounterMode(display=False) as counter:

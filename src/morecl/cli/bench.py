@@ -47,11 +47,13 @@ def bench(
             status.update(what)
 
         if profile:
-            result = step.measure(settings, step.QUICK if quick else step.Size(), report)
+            result = step.measure(settings, step.QUICK_PROFILE if quick else step.ProfileSize(), report)
         elif methods is not None:
-            result = cost.measure(cost.method_names(methods), settings, cost.QUICK if quick else cost.Size(), report)
+            result = cost.measure(
+                cost.method_names(methods), settings, cost.QUICK_COST if quick else cost.CostSize(), report
+            )
         else:
-            result = speed.bench(settings, speed.QUICK if quick else speed.Size(), report)
+            result = speed.bench(settings, speed.QUICK_SPEED if quick else speed.SpeedSize(), report)
     result.show(console)
     if out:
         write_json(out, result.as_dict())

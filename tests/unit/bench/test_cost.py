@@ -1,4 +1,4 @@
-"""The benchmark of every method's cost: what it counts, and what it says of it."""
+"""The cost benchmark: what it counts, and what it prints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.console import Console
 
 import tiny
 from morecl.bench import common, cost
-from morecl.bench.cost import AfterTask, Costs, MethodCost, Passes, Size
+from morecl.bench.cost import AfterTask, Costs, CostSize, MethodCost, Passes
 from morecl.errors import InputError
 from morecl.methods import METHODS
 
 # 16 images in batches of 8; the memory holds 12 and gives 8 to each batch
-SIZE = Size(tasks=3, images=16, repeats=1, settings={**tiny.SETTINGS, "epochs": 1})
+SIZE = CostSize(tasks=3, images=16, repeats=1, settings={**tiny.SETTINGS, "epochs": 1})
 
 
-def measured(method: str, size: Size = SIZE, **settings: Any) -> MethodCost:
+def measured(method: str, size: CostSize = SIZE, **settings: Any) -> MethodCost:
     return cost.measure([method], settings, size, lambda _: None).methods[-1]
 
 
@@ -30,15 +30,15 @@ EXPECTED = {
     "finetune": Passes(16, 0),
     "single": Passes(16, 0),
     "joint": Passes(3 * 16, 0),  # everything seen so far
-    "agem": Passes(16 + 2 * 8, 0),  # a batch of the memory beside each of the two
+    "agem": Passes(16 + 2 * 8, 0),  # a memory batch with each of the two
     "derpp": Passes(16 + 2 * 2 * 8, 0),  # two of them
     "more": Passes(16 + 2 * 8, 16 + 2 * 2 * 12),  # statistics; memory and as much of the task in both earlier networks
-    "pass": Passes(4 * 16, 4 * 16 + 16),  # four rotations; the old network's features of them, the means at the end
+    "pass": Passes(4 * 16, 4 * 16 + 16),  # four rotations; their features by the old network, and the means at the end
     "owm": Passes(16, 16),  # the layers' inputs
     "ncm": Passes(0, 16),
-    # The two batches, 8 of the memory with each; a batch and a half of the memory in hindsight; two anchors in 100
-    # steps, each through two networks. The features' mean; the four anchors of before, held in each step by one pass
-    # with gradients and two without. What is missing to 8 images at once: 4 of hindsight, 6 of anchors, 4 of the held.
+    # Two batches with 8 images of the memory each; one and a half memory batches for hindsight; two anchors in 100
+    # steps, each through two networks. The mean of the features; the four earlier anchors, which take one pass with
+    # gradients and two without in each step. Missing to batches of 8: 4 for hindsight, 6 for new anchors, 4 for others.
     "hal": Passes(16 + 2 * 8 + 12 + 2 * 4 + 400, 16 + 2 * 2 * 4, 4 + 200 * 6 + 2 * 4 + 2 * 2 * 4 / 3),
 }
 
@@ -52,7 +52,7 @@ def all_costs() -> dict[str, MethodCost]:
 
 
 @pytest.mark.parametrize("method", EXPECTED)
-def test_passes_are_those_that_are_made(all_costs: dict[str, MethodCost], method: str) -> None:
+def test_passes_are_counted(all_costs: dict[str, MethodCost], method: str) -> None:
     found, expected = all_costs[method], EXPECTED[method]
     assert found.image_passes == replace(expected, filling=pytest.approx(expected.filling))
     images = expected.with_gradient + expected.without_gradient / 3
@@ -67,13 +67,13 @@ def test_passes_are_per_epoch() -> None:
     assert turned.passes == pytest.approx(4 + 80 / 3 / 32)
 
 
-def test_the_reference_of_agem_is_no_larger_than_the_memory() -> None:
+def test_agems_reference_batch_is_no_larger_than_the_memory() -> None:
     assert measured("agem", memory_batch_size=256).image_passes == Passes(16 + 2 * 12, 0)
 
 
-def test_joint_makes_more_passes_with_every_task() -> None:
+def test_joint_needs_more_passes_with_every_task() -> None:
     for tasks in (2, 4):
-        assert measured("joint", Size(tasks, 16, 1, SIZE.settings)).passes == tasks
+        assert measured("joint", CostSize(tasks, 16, 1, SIZE.settings)).passes == tasks
 
 
 def test_counting_ends() -> None:
@@ -85,9 +85,10 @@ def test_counting_ends() -> None:
     assert passes == Passes(8, 3)
     learner.predict(images)
     assert passes == Passes(8, 3)
-    with pytest.raises(ZeroDivisionError), cost.counting(learner.network):
+    with pytest.raises(ZeroDivisionError), cost.counting(learner.network) as stopped:
         _ = 1 / 0
-    assert "trunk" not in vars(learner.network)
+    learner.predict(images)
+    assert stopped == Passes(0, 0)
 
 
 def test_the_last_task_starts_from_the_same_state_every_time() -> None:
@@ -99,17 +100,17 @@ def test_the_last_task_starts_from_the_same_state_every_time() -> None:
         tiny.assert_same(tiny.snapshot(stream.learner), before)
 
 
-def test_memory_that_a_method_keeps(all_costs: dict[str, MethodCost]) -> None:
+def test_memory_kept_by_a_method(all_costs: dict[str, MethodCost]) -> None:
     joint, finetune = all_costs["joint"], all_costs["finetune"]
     dim = 192
     head = 2 * (dim + 1) * 4  # two classes
     assert finetune.growth("kept") == head
-    assert joint.growth("kept") == head + 16 * (32 * 32 * 3 + 8)  # every image with its class
-    assert [task.allocated for task in joint.after_task] == [None] * 3  # a CPU does not count
+    assert joint.growth("kept") == head + 16 * (32 * 32 * 3 + 8)  # every image and its class
+    assert [task.allocated for task in joint.after_task] == [None] * 3  # a CPU does not count its memory
     assert joint.growth("allocated") is None
 
 
-def test_settings_go_to_the_methods_that_have_them() -> None:
+def test_settings_apply_to_the_methods_that_have_them() -> None:
     costs = cost.measure(["ncm", "pass"], {"kd_weight": 3.0, "epochs": 1}, SIZE, lambda _: None)
     of = {c.method: c.settings for c in costs.methods}
     assert of["pass"]["kd_weight"] == 3.0 and of["pass"]["batch_size"] == 8
@@ -118,7 +119,7 @@ def test_settings_go_to_the_methods_that_have_them() -> None:
         cost.measure(["pass"], {"kd_wait": 3.0}, SIZE, lambda _: None)
 
 
-def test_names_of_methods() -> None:
+def test_method_names() -> None:
     assert cost.method_names("all") == list(METHODS)
     assert cost.method_names("more, ncm,more") == ["more", "ncm"]
     with pytest.raises(InputError, match="unknown method 'mroe'; did you mean 'more'"):
@@ -141,7 +142,7 @@ def table(*rows: MethodCost) -> str:
     return console.file.getvalue()
 
 
-def test_the_table_points_at_what_costs_too_much() -> None:
+def test_the_table_marks_methods_above_the_limit() -> None:
     text = table(row("finetune", 1.0), row("hal", 1.51), row("gd", 1.5))
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert lines["hal"] == ["hal", "1.75", "2.00", "1.51", "!", "3.02", "20.0", "kB"]
@@ -150,23 +151,23 @@ def test_the_table_points_at_what_costs_too_much() -> None:
     assert "above" not in table(row("finetune", 1.0))
 
 
-def test_the_table_of_a_device_that_counts_its_memory() -> None:
+def test_the_table_on_a_device_that_counts_its_memory() -> None:
     text = table(row("more", 1.0, kept_on_device=2_000, allocated=3_000, allocated_asked=4_000, peak=5_000))
     (line,) = (line for line in text.splitlines() if line.strip().startswith("more"))
     assert line.split()[5:] == ["20.0", "kB", "4.0", "kB", "6.0", "kB", "8.0", "kB", "5.0", "kB", "15.0", "kB"]
 
 
 @pytest.mark.parametrize("method", ["agem", "joint", "more", "pass"])
-def test_passes_of_compiled_code_are_those_of_a_plain_learner_that_goes_on_from_there(method: str) -> None:
+def test_passes_of_compiled_code_are_counted_with_a_plain_learner(method: str) -> None:
     stream = cost._Stream(method, cost._configs([method], {}, SIZE)[method], SIZE, batch=8)
     stream.run()
     found = stream.passes()
-    stream.learner.compiled = True  # so it says; its passes are then counted apart
+    stream.learner.compiled = True  # pretends to be compiled, so its passes are counted separately
     assert stream.passes() == found
     assert stream.passes() is not found
 
 
-def test_what_was_measured_before_is_gone_when_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_methods_are_freed_before_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = []
 
     def count(_: torch.device) -> int:
@@ -176,10 +177,10 @@ def test_what_was_measured_before_is_gone_when_memory_is_counted(monkeypatch: py
 
     monkeypatch.setattr(cost, "_allocated", count)
     cost.measure(["ncm", "csc"], {}, SIZE, lambda _: None)
-    assert alive == [1, 2, 2, 2]  # the reference, and beside it each method with no other
+    assert alive == [1, 2, 2, 2]  # the reference, then the reference and one method at a time
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", ["finetune", "more"])
 def test_memory_on_the_gpu(method: str) -> None:
     found = measured(method, device="cuda")
@@ -187,13 +188,13 @@ def test_memory_on_the_gpu(method: str) -> None:
     for name in ("kept_on_device", "allocated", "allocated_asked", "peak"):
         assert found.growth(name) is not None
     assert all(task.peak > task.allocated >= task.kept_on_device for task in found.after_task)  # type: ignore[operator]
-    # blocks of 512 bytes for some tensors; cuBLAS alone would keep 65 MiB for each stream a step was captured on
+    # tensors take blocks of 512 bytes; cuBLAS would keep 65 MiB for each stream on which a step was captured
     assert found.growth("allocated") < found.growth("kept_on_device") + 100_000  # type: ignore[operator]
 
 
-def test_what_is_compared_is_measured_in_turn() -> None:
+def test_works_take_turns() -> None:
     order: list[str] = []
     works = [lambda: order.append("a"), lambda: (order.append("b"), time.sleep(0.01))]
     short, long = common.in_turn(works, torch.device("cpu"), 3)
-    assert order == ["a", "b"] * 5  # twice to warm up
+    assert order == ["a", "b"] * 5  # two warm-up runs
     assert 0 < short < 0.01 <= long

@@ -10,13 +10,13 @@ from rich.console import Console
 
 import tiny
 from morecl.bench import profile
-from morecl.bench.profile import Kernel, Size
+from morecl.bench.profile import Kernel, ProfileSize
 from morecl.errors import InputError
 
-SIZE = Size(images=16, settings=tiny.settings_for("more", back_update_epochs=3))
+SIZE = ProfileSize(images=16, settings=tiny.settings_for("more", back_update_epochs=3))
 
 
-def test_every_kernel_is_counted_once_under_the_first_kind_that_fits() -> None:
+def test_every_kernel_counts_once_in_the_first_group_that_matches() -> None:
     kernels = [
         Kernel("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", 7.0, 2),
         Kernel("triton_poi_fused_gelu_gelu_backward_view_3", 5.0, 1),
@@ -43,7 +43,7 @@ def test_every_kernel_is_counted_once_under_the_first_kind_that_fits() -> None:
     assert list(found)[:2] == ["matrix products", "GELU"]
 
 
-def test_one_step_is_profiled_not_an_epoch_nor_other_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_is_of_one_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     starts: list[int] = []
 
@@ -56,9 +56,9 @@ def test_one_step_is_profiled_not_an_epoch_nor_other_stages(monkeypatch: pytest.
     result = profile.measure({}, SIZE, told.append)
     assert told[:2] == ["task 1 of 2", "task 2 of 2"]
     calls = {kernel.name: kernel.calls for kernel in result.kernels}
-    # six blocks: qkv, projection, two of the MLP, twice two of the adapters; queries apart in the last block; the head
+    # six blocks: qkv, projection, two in the MLP, two per adapter; separate queries in the last block; the head
     assert calls["aten::addmm"] == 6 * (4 + 4) + 2
-    assert starts == [0]  # in the back-update, which has as many epochs, it does not run
+    assert starts == [0]  # not in the back-update, which has as many epochs
     assert result.images == 8 + 8
     busy = sum(kernel.microseconds for kernel in result.groups)
     assert 0.2 * result.step_microseconds < busy < 5 * result.step_microseconds  # the profiler itself takes time
@@ -70,6 +70,6 @@ def test_one_step_is_profiled_not_an_epoch_nor_other_stages(monkeypatch: pytest.
     assert "a training step of 16 images" in text.getvalue()
 
 
-def test_its_epochs_cannot_be_set() -> None:
+def test_the_number_of_epochs_is_fixed() -> None:
     with pytest.raises(InputError, match="a profile is made of 3 epochs"):
         profile.measure({"epochs": 5}, SIZE, lambda _: None)

@@ -1,4 +1,4 @@
-"""The adapters: their formula, identity at the start, masks in the weights, closed neurons left out."""
+"""The adapters: their formula, identity at the start, masked weights, closed neurons left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def filled(bottleneck: int = K) -> Adapters:
 
 
 def through(weights: AdapterWeights, place: int, h: torch.Tensor) -> np.ndarray:
-    """What a block does with adapter ``place``."""
+    """The output of adapter ``place`` as a block computes it."""
     slot = AdapterSlot()
     for name, part in zip(AdapterWeights._fields, weights, strict=True):
         setattr(slot, name, part[place].detach())
@@ -85,7 +85,7 @@ def test_gradients_of_masks_are_those_of_masked_activations() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_fresh_adapters_are_the_identity() -> None:
+def test_new_adapters_are_the_identity() -> None:
     adapters = Adapters(12, 192, 8)
     adapters.initialise(generator(0, "adapters"))
     h = torch.randn(2, 5, 192)
@@ -95,7 +95,7 @@ def test_fresh_adapters_are_the_identity() -> None:
     assert all(not p.any() for p in (adapters.b1, adapters.w2, adapters.b2))
 
 
-def test_initialised_from_the_generator_alone() -> None:
+def test_initialisation_depends_only_on_the_generator() -> None:
     one, other = Adapters(2, 8, 4), Adapters(2, 8, 4)
     one.initialise(generator(3, "adapters"))
     other.initialise(generator(3, "adapters"))

@@ -1,4 +1,4 @@
-"""Masks as vectors: rounding, splitting, what a mask of a finished task protects."""
+"""Masks as vectors: rounding, splitting, and what the mask of a finished task protects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_split_gives_m1_and_m2_of_each_adapter() -> None:
 
 @given(masks(3), masks(4))
 def test_what_a_task_uses_is_protected(m1: np.ndarray, m2: np.ndarray) -> None:
-    """An adapter under masks m1, m2: where its output feels a weight, an update of that weight is blocked."""
+    """An adapter under masks m1, m2: if its output depends on a weight, updates of that weight are blocked."""
     generator = torch.Generator().manual_seed(0)
     w1, b1, w2, b2 = (torch.rand(s, generator=generator).requires_grad_() for s in ((3, 4), (3,), (4, 3), (4,)))
     hidden = torch.relu(torch.from_numpy(m1) * (torch.ones(4) @ w1.T + b1))

@@ -1,4 +1,4 @@
-"""timm's network with adapters in it is timm's network until something is learned."""
+"""The network with adapters computes what timm's network computes, until something is learned."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from morecl.catalogue import SHIPPED
+from morecl.nn import fused
+from morecl.nn import network as network_module
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import Backbone, fingerprint, load_backbone
 from morecl.nn.heads import GrowingHead, task_head
@@ -31,7 +33,7 @@ def build(name: str) -> tuple[Backbone, torch.Tensor, torch.Tensor]:
 
 
 def busy_adapters(network: AdaptedViT, bottleneck: int = 4) -> AdapterWeights:
-    """Weights that do something, trainable."""
+    """Trainable weights that are not zero."""
     adapters = network.new_adapters(bottleneck)
     for i, parameter in enumerate(adapters.parameters()):
         torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(i))
@@ -39,7 +41,7 @@ def busy_adapters(network: AdaptedViT, bottleneck: int = 4) -> AdapterWeights:
 
 
 def every_token(network: AdaptedViT, *args: Any, **kwargs: Any) -> Tensor:
-    """What ``trunk`` gives when all tokens go through the last block, though one of them may be read behind it."""
+    """``trunk`` with all tokens computed in the last block, even if only the class token is read after it."""
     last, network._last_block = network._last_block, None
     try:
         return network.trunk(*args, **kwargs)
@@ -49,7 +51,7 @@ def every_token(network: AdaptedViT, *args: Any, **kwargs: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", "deit_tiny_patch16_224", MEAN_POOLED])
 def test_features_are_timms_until_something_is_learned(name: str) -> None:
-    """Bit for bit: without adapters, with fresh ones, with a new task's norms; and timm's own network is untouched."""
+    """Bit for bit: without adapters, with new ones, with a new task's norms. timm's own network is unchanged."""
     backbone, x, expected = build(name)
     network = AdaptedViT(backbone.vit)
     fresh = network.new_adapters(4)
@@ -68,7 +70,7 @@ def test_features_are_timms_until_something_is_learned(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [{}, {"qk_norm": True, "qkv_bias": False, "reg_tokens": 2}, {"global_pool": "avg"}])
 def test_the_class_token_alone_through_the_last_block_changes_nothing(kind: dict[str, Any]) -> None:
-    """In float64, features and gradients agree far beyond float32: what is left out is read by nobody."""
+    """In float64, features and gradients agree far better than float32: what is left out is never read."""
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, num_classes=0, **kind)
     network = AdaptedViT(vit.double().requires_grad_(False).eval(), torch.float64)
@@ -82,10 +84,10 @@ def test_the_class_token_alone_through_the_last_block_changes_nothing(kind: dict
         results.append((features.detach(), norms.weight.grad, norms.bias.grad))
     for short, full in zip(*results, strict=True):
         assert short is not None and full is not None
-        torch.testing.assert_close(short, full, rtol=1e-6, atol=1e-7)  # features leave as float32
+        torch.testing.assert_close(short, full, rtol=1e-6, atol=1e-7)  # features are returned as float32
 
 
-def test_adapters_stand_before_the_residual_sum() -> None:
+def test_adapters_come_before_the_residual_sum() -> None:
     """x = x + A1(attn(norm1(x))); x = x + A2(mlp(norm2(x))), with the norms of the task."""
     backbone, x, _ = build(SHIPPED)
     vit, network = backbone.vit, AdaptedViT(backbone.vit)
@@ -110,6 +112,59 @@ def test_adapters_stand_before_the_residual_sum() -> None:
         torch.testing.assert_close(network.trunk(tokens, norms, AdapterWeights(w1, b1, w2, b2)), expected)
 
 
+@pytest.mark.parametrize("name", [SHIPPED, MEAN_POOLED])
+def test_an_observer_sees_the_input_of_every_adapter_in_order(name: str) -> None:
+    """Each adapter's output is its input plus what it adds: with the inputs seen, the features can be rebuilt."""
+    backbone, x, _ = build(name)
+    network = AdaptedViT(backbone.vit)
+    adapters = busy_adapters(network)
+    seen: list[tuple[int, Tensor]] = []
+    with torch.no_grad():
+        tokens = network.stem(x)
+        with network.observe_adapters(lambda place, h: seen.append((place, h))):
+            features = network.trunk(tokens, adapters=adapters)
+            network.trunk(tokens[:1], adapters=adapters)
+        places = 2 * network.depth
+        assert [place for place, _ in seen] == [*range(places), *range(places)]
+        z = tokens
+        for place, h in seen[:places]:
+            z = z[:, : h.shape[1]]  # the last block may compute the class token only
+            w1, b1, w2, b2 = (part[place] for part in adapters)
+            z = z + h + torch.relu(h @ w1.T + b1) @ w2.T + b2
+        expected = network._pool(z, network.new_norms().weight[-1], network.new_norms().bias[-1])
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+        assert {len(h) for _, h in seen[places:]} == {1}
+
+
+def test_observers_are_gone_afterwards_even_after_an_error() -> None:
+    backbone, x, _ = build(SHIPPED)
+    network = AdaptedViT(backbone.vit)
+    seen: list[Any] = []
+    watch_adapters = network.observe_adapters(lambda place, h: seen.append(h))
+    watch_features = network.observe_features(seen.append)
+    with torch.no_grad():
+        with pytest.raises(ZeroDivisionError), watch_adapters, watch_features:
+            features = network.trunk(network.stem(x))
+            _ = 1 / 0
+        assert len(seen) == 2 * network.depth + 1 and seen[-1] is features
+        network.trunk(network.stem(x))
+    assert len(seen) == 2 * network.depth + 1
+
+
+def test_what_is_observed_is_neither_compiled_nor_left_to_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, x, _ = build(SHIPPED)
+    network = AdaptedViT(backbone.vit)
+    adapters = busy_adapters(network)
+    with torch.no_grad():
+        expected = network.trunk(network.stem(x), adapters=adapters)
+        monkeypatch.setattr(network, "_fused", True)
+        monkeypatch.setattr(fused, "supports_batch", lambda tokens, adapters: True)
+        monkeypatch.setattr(fused, "trunk", lambda *_: pytest.fail("left to the kernels"))
+        monkeypatch.setattr(network_module, "_compiled_block", lambda: pytest.fail("compiled"))
+        with network.observe_adapters(lambda place, h: None):
+            assert torch.equal(network.trunk(network.stem(x), adapters=adapters, compiled=True), expected)
+
+
 def test_new_outputs_start_small_and_known_ones_stay() -> None:
     head = GrowingHead(192)
     head.grow(50, generator(0, "head", 1))
@@ -125,7 +180,7 @@ def test_new_outputs_start_small_and_known_ones_stay() -> None:
     assert not torch.equal(known, head.weight[50:])
 
 
-def test_only_what_is_handed_in_can_learn() -> None:
+def test_only_what_is_passed_in_can_learn() -> None:
     backbone, x, _ = build(SHIPPED)
     network = AdaptedViT(backbone.vit)
     assert not any(p.requires_grad for p in backbone.vit.parameters())
@@ -151,14 +206,14 @@ def test_a_tasks_norms_are_copies_of_every_norm() -> None:
 
 @pytest.mark.parametrize("name", [SHIPPED, MEAN_POOLED])
 def test_every_norm_and_adapter_of_a_task_is_used(name: str) -> None:
-    """The features feel each of them: nothing is left out of a task's network."""
+    """The features depend on each of them: nothing is left out of a task's network."""
     backbone, x, _ = build(name)
     network = AdaptedViT(backbone.vit)
     norms, adapters = network.new_norms(), network.new_adapters(4)
     with torch.no_grad():
         for parameter in adapters.parameters():
             torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(1))
-        adapters.b1.fill_(1.0)  # so that no neuron is closed by its relu
+        adapters.b1.fill_(1.0)  # so that ReLU closes no neuron
     network.trunk(network.stem(x), norms, adapters.weights()).square().sum().backward()
     for parameter in [*norms.parameters(), *adapters.parameters()]:
         assert parameter.grad is not None
@@ -166,7 +221,7 @@ def test_every_norm_and_adapter_of_a_task_is_used(name: str) -> None:
 
 
 def test_several_tasks_at_once() -> None:
-    """The batch once for each task, with the norms and adapters of that task."""
+    """The batch is repeated for each task and uses the norms and adapters of that task."""
     backbone, x, _ = build(SHIPPED)
     network = AdaptedViT(backbone.vit)
     with torch.no_grad():
@@ -188,14 +243,14 @@ def test_several_tasks_at_once() -> None:
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", MEAN_POOLED, "deit_tiny_patch16_224"])
 def test_a_body_is_the_backbone_until_it_is_trained(name: str) -> None:
-    """Bit for bit; then every weight of it is felt, patch embedding included, and timm's own network stays."""
+    """Bit for bit. The features depend on every weight, patch embedding included; timm's own network is unchanged."""
     backbone, x, expected = build(name)
     network = AdaptedViT(backbone.vit, frozen=False)
     body, norms = network.new_body(), network.new_norms()
     assert network.prefix(x) is x
     features = network.trunk(x, norms, body=body)
     assert torch.equal(every_token(network, x, norms, body=body), expected)
-    torch.testing.assert_close(features, expected)  # the class token alone through the last block rounds otherwise
+    torch.testing.assert_close(features, expected)  # computing the class token only rounds differently
     trained = sum(p.numel() for part in (body, norms) for p in part.parameters())
     assert trained == sum(p.numel() for p in backbone.vit.parameters())  # all of it, nothing twice
     features.square().sum().backward()
@@ -210,7 +265,7 @@ def test_a_body_is_the_backbone_until_it_is_trained(name: str) -> None:
 
 
 def test_a_body_computes_in_the_networks_dtype() -> None:
-    """bfloat16 blocks, float32 weights and gradients, and the features of a frozen backbone at first."""
+    """bfloat16 blocks, float32 weights and gradients; before training, the features of a frozen backbone."""
     backbone, x, _ = build("test_vit")
     frozen, trained = (AdaptedViT(backbone.vit, torch.bfloat16, frozen=frozen) for frozen in (True, False))
     body = trained.new_body()
