@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from morecl.records import Record
-from morecl.report.formats import collect
+from morecl.report.collect import collect
 from morecl.report.paper import BENCHMARKS, paper_number, setting
 
 ROOT = Path(__file__).resolve().parents[1]

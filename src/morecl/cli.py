@@ -263,7 +263,9 @@ def report(
     """Tables and figures from the records of finished runs."""
     from morecl.display import summary
     from morecl.files import check_target, write_text
-    from morecl.report.formats import FORMATS, collect, write_figures
+    from morecl.report.collect import collect
+    from morecl.report.formats import DOCUMENTS
+    from morecl.report.render import write_figures
 
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
@@ -275,11 +277,11 @@ def report(
     if format_ is ReportFormat.text:
         summary(records, _console())
     elif out:
-        write_text(out, FORMATS[format_.value](records))
+        write_text(out, DOCUMENTS[format_.value](records))
         print(out)
     else:  # UTF-8 whatever the terminal's encoding is, as in a file
         sys.stdout.flush()
-        sys.stdout.buffer.write(FORMATS[format_.value](records).encode())
+        sys.stdout.buffer.write(DOCUMENTS[format_.value](records).encode())
         sys.stdout.buffer.flush()
 
 
