@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from morecl.report.collect import collect
 from morecl.report.formats import latex, markdown
 from synthetic import with_aca
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
 
 GOLDEN = [with_aca(70.0, "icarl", "cifar10-5t"), *(with_aca(80.0 + 2 * s, "more", "cifar10-5t", s) for s in range(2))]
 
@@ -62,3 +69,8 @@ def test_latex_rules_and_escapes() -> None:
 
 def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | " in markdown([with_aca(70.0, "a|b")])
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/table.md")), ids=lambda p: p.name)
+def test_the_tables_in_results_are_those_of_their_records(folder: Path) -> None:
+    assert (folder / "table.md").read_text(encoding="utf-8") == markdown(collect([folder]))
