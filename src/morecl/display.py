@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 from rich import box
 from rich.console import Console
@@ -93,7 +94,7 @@ def summary(records: Sequence[Record], console: Console) -> None:
     for row, places in grid.items():
         for column, runs in places.items():
             names = ("aca", "aia", "til_accuracy", "auc", "iauc")
-            means = [repetition_mean(runs, lambda r, name=name: getattr(r.metrics, name)) for name in names]
+            means = [repetition_mean(runs, attrgetter(f"metrics.{name}")) for name in names]
             cells = ["-" if value is None else f"{value:.2f}" for value in means]
             seconds = repetition_mean(runs, lambda r: r.seconds.get("total"))
             lines.append(

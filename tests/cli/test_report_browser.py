@@ -20,7 +20,8 @@ MEASURE = """
 <pre id="measured"></pre><script>
 const drawings = [...document.querySelectorAll("svg")].map(svg => {
   const box = svg.getBoundingClientRect(), drawn = svg.getBBox();
-  return {label: svg.parentElement.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: svg.parentElement.className,
+  const around = svg.parentElement;
+  return {label: around.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: around.className,
           width: box.width, height: box.height, ink: drawn.width * drawn.height, right: box.right};
 });
 document.getElementById("measured").textContent = JSON.stringify(

@@ -151,11 +151,9 @@ def _floats(matrix: Sequence[Sequence[float | None]]) -> Floats:
 
 
 def _mean_parts(runs: Sequence[Record], parts_of: Callable[[Record], Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for record in runs for name in parts_of(record))
-    return {
-        name: statistics.fmean(repetition_values(runs, lambda record, name=name: parts_of(record).get(name, 0.0)))
-        for name in names
-    }
+    names = list(dict.fromkeys(name for record in runs for name in parts_of(record)))
+    means = _mean_over(runs, lambda record: [parts_of(record).get(name, 0.0) for name in names])
+    return dict(zip(names, means.tolist(), strict=True))
 
 
 def _mean_errors(runs: Sequence[Record]) -> tuple[float, float] | None:

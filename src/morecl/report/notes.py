@@ -32,7 +32,7 @@ def held_out_note(grid: Grid) -> list[str]:
     """Which numbers are not of the test set; empty if all are."""
     if any(row.held_out for row in grid):
         return [
-            f'Rows marked "{HELD_OUT}" are scored not on the test set but on training images kept out of training; '
+            f"Rows labelled {HELD_OUT} are scored not on the test set but on training images kept out of training; "
             "they are never ranked."
         ]
     if any(r.data.scored_on == "validation" for row in grid.values() for runs in row.values() for r in runs):

@@ -51,7 +51,7 @@ def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -
         "MORE (lr 0.2, held-out images)": False,
     }
     [note] = [note for note in notes(records) if "held-out" in note]
-    assert note.startswith('Rows marked "held-out images" are scored not on the test set but on training images')
+    assert note.startswith("Rows labelled held-out images are scored not on the test set but on training images")
     assert "<strong>70.0<i>" in page.html(records) and "<strong>90" not in page.html(records)
 
 
