@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,12 +71,17 @@ def short_name(benchmark: str) -> str:
 
 
 def _with_distinct_names(found: Sequence[Drawing]) -> list[Drawing]:
-    uses: Counter[str] = Counter()
+    """File names leave out most signs, so that two labels may give the same one: number the later ones."""
+    used: set[str] = set()
     named = []
     for drawing in found:
-        uses[drawing.name] += 1
-        count = uses[drawing.name]
-        named.append(drawing if count == 1 else replace(drawing, name=f"{drawing.name}-{count}"))
+        name = drawing.name
+        for number in itertools.count(2):
+            if name not in used:
+                break
+            name = f"{drawing.name}-{number}"
+        used.add(name)
+        named.append(replace(drawing, name=name))
     return named
 
 

@@ -36,9 +36,9 @@ def test_figures_cannot_be_written_in_unknown_formats_or_places(tmp_path: Path) 
 
 
 def test_figures_with_alike_names_are_not_overwritten(tmp_path: Path) -> None:
-    records = [make_record("a/b", tasks=2), make_record("a|b", tasks=2)]
+    records = [make_record(name, tasks=2) for name in ("a/b", "a|b", "a b 2")]
     written = write_figures(records, tmp_path, ["svg"])
-    assert len(set(written)) == len(written) == len(list(tmp_path.iterdir())) == 7
+    assert len(set(written)) == len(written) == len(list(tmp_path.iterdir())) == 8
 
 
 def test_a_files_notes_lie_below_the_figure_and_inside_the_image() -> None:
