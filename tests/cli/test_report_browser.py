@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: no console message, and every figure that should be seen has a size."""
+"""The HTML report in a real browser: no console message, every visible figure has a size, nothing is cut."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ const drawings = [...document.querySelectorAll("svg")].map(svg => {
   return {label: around.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: around.className,
           width: box.width, height: box.height, ink: drawn.width * drawn.height, right: box.right};
 });
+const links = [...document.querySelectorAll("nav a")].map(link => link.getBoundingClientRect().right);
 document.getElementById("measured").textContent = JSON.stringify(
-  {drawings, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth});
+  {drawings, links, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth});
 </script>"""
 
 
@@ -66,6 +67,7 @@ def test_report_opens_without_a_console_message(tmp_path: Path, width: int, show
         else:
             assert drawing["width"] > 150 and drawing["height"] > 100 and drawing["ink"] > 0, drawing
             assert drawing["right"] <= width, drawing
+    assert len(measured["links"]) == 6 and max(measured["links"]) <= width  # none is cut
     assert measured["overflow"] <= 0  # the page itself never scrolls sideways
 
 

@@ -118,12 +118,12 @@ def test_a_cut_bar_shows_its_number_and_is_noted() -> None:
     assert drawing.notes == ("Cut off at the axis (→): Joint.",)
 
 
-@pytest.mark.parametrize("value", range(101))
-def test_numbers_in_a_heat_map_can_be_read_on_light_and_dark_pages(value: int) -> None:
-    text = plots.heat_text_colour(value)
-    light_ink, dark_ink = ("white", "white") if text == "white" else (plots.INK, "#e8e9ec")
-    assert plots.contrast(to_rgb(light_ink), plots.heat_colour(value, "#ffffff")) >= 4.5
-    assert plots.contrast(to_rgb(dark_ink), plots.heat_colour(value, "#1c1f25")) >= 4.5
+def test_numbers_in_a_heat_map_can_be_read_on_light_and_dark_pages() -> None:
+    for value in range(101):
+        text = plots.heat_text_colour(value)
+        light_ink, dark_ink = ("white", "white") if text == "white" else (plots.INK, "#e8e9ec")
+        assert plots.contrast(to_rgb(light_ink), plots.heat_colour(value, "#ffffff")) >= 4.5, value
+        assert plots.contrast(to_rgb(dark_ink), plots.heat_colour(value, "#1c1f25")) >= 4.5, value
 
 
 def test_contrast_is_that_of_wcag() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from PIL import Image
 
 from morecl.errors import InputError
 from morecl.report.figures import drawings
@@ -52,3 +57,12 @@ def test_a_files_notes_lie_below_the_figure_and_inside_the_image() -> None:
         for text in below:
             box = text.get_window_extent(renderer)
             assert area.y0 * figure.dpi <= box.y0 and box.x1 <= area.x1 * figure.dpi, drawing.key
+        if below:
+            without = pixels(figure, None)
+            assert np.array_equal(pixels(figure, area)[: len(without)], without), drawing.key  # no legend has moved
+
+
+def pixels(figure: Figure, area: Bbox | None) -> np.ndarray:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100, facecolor="white", bbox_inches=area)
+    return np.asarray(Image.open(buffer))
