@@ -1,7 +1,7 @@
-"""Writes the section "Our numbers beside the paper's" of every docs/methods/*.md from the records in results/.
+"""Write the section "Our numbers beside the paper's" of every docs/methods/*.md from the records in results/.
 
 python docs/method_numbers.py           write
-python docs/method_numbers.py --check   say which pages are out of date, exit code 1 if there are any
+python docs/method_numbers.py --check   list the pages that are out of date; exit code 1 if there are any
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from morecl.records import Record
-from morecl.report.formats import collect
+from morecl.report.collect import collect
 from morecl.report.paper import BENCHMARKS, paper_number, setting
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "methods"
-SOURCES = ("all-methods", "smoke-digits")  # folders of results/ in which every method has its records
+SOURCES = ("all-methods", "smoke-digits")  # folders of results/ with records of every method
 METRICS = ("aca", "aia", "auc", "iauc")
 BEGIN, END = "<!-- numbers: written by docs/method_numbers.py -->", "<!-- end of numbers -->"
 
@@ -49,7 +49,7 @@ def _cell(record: Record, metric: str) -> str:
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Path, text as it is, text as it should be, of every page."""
+    """For every page: its path, its text, and the text it should have."""
     records = collect([ROOT / "results" / source for source in SOURCES])
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Records without runs: what the tests of tables, figures and pages are made from."""
+"""Records without runs, from which tests make tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from morecl import metrics
 from morecl.records import BackboneInfo, DataInfo, Metrics, Record, Roc
+from morecl.report.tables import Cell, Table, build_tables
 
 
 def make_record(
@@ -73,3 +74,27 @@ def make_record(
         before = (told.aia * tasks - told.aca) / max(1, tasks - 1)
         values["aca_per_step"] = [before] * (tasks - 1) + [told.aca]
     return Record(**(values | changes))
+
+
+def with_aca(value: float, *args: object, **keywords: object) -> Record:
+    """A record whose metrics are known: only ACA and AIA matter."""
+    aia = value if keywords.get("tasks") == 1 else value + 5
+    numbers = Metrics(aca=value, aia=aia, reduction_rate=None, auc=None, iauc=None, til_accuracy=99.0)
+    return make_record(*args, metrics=numbers, roc=None, **keywords)  # type: ignore[arg-type]
+
+
+def main_table(records: list[Record]) -> Table:
+    """The table of accuracies."""
+    return next(table for table in build_tables(records) if table.key == "main")
+
+
+def aca_cells(records: list[Record]) -> dict[str, Cell | None]:
+    """The ACA of the first benchmark, by the row's label."""
+    table = main_table(records)
+    return {row.label: cells[0] for row, cells in table.rows.items()}
+
+
+def held_out(record: Record) -> Record:
+    """Scored on some of its training images, of which fewer are left to train on: that needs no other label."""
+    data = {"scored_on": "validation", "train_images": record.data.train_images - 1, "test_images": 1}
+    return record.model_copy(update={"data": record.data.model_copy(update=data)})

@@ -1,11 +1,11 @@
 """Metrics: pure functions of predictions, accuracy matrices and OOD scores. All results are in percent.
 
-Direction, said once and true everywhere: an OOD score is HIGHER for an image that is LESS KNOWN. Unknown images
-(classes still to come) are the positives of detection, images of classes seen so far the negatives.
+Direction of scores, everywhere: an OOD score is HIGHER for an image that is LESS KNOWN. Unknown images (of classes
+still to come) are the positives of detection, images of the classes seen so far the negatives.
 
-Accuracy matrix: row i is measured after task i was learned, column j on the test images of task j (j <= i); entries
-above the diagonal are ``None``. Unless said otherwise, accuracies are class-incremental: the learner chooses among all
-classes seen so far and is not told the task.
+Accuracy matrix: row i is measured after learning task i, column j on the test images of task j (j <= i); entries above
+the diagonal are ``None``. Accuracies are class-incremental unless stated otherwise: the learner chooses among all
+classes seen so far, and the task is not given.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 def accuracy_by_task(predicted: ArrayLike, true: ArrayLike, task_of_image: ArrayLike, tasks: int) -> list[float]:
     """Row ``tasks - 1`` of the accuracy matrix: accuracy on the test images of each of the first ``tasks`` tasks.
 
-    ``predicted``, ``true`` and ``task_of_image`` are (N,): labels, and the index of the task that an image's true
-    class belongs to. NOT to be averaged into ACA when tasks differ in size: see :func:`aca`.
+    ``predicted``, ``true`` and ``task_of_image`` are (N,): labels, and the index of the task of an image's true class.
+    Do NOT average it into ACA when tasks differ in size: see :func:`aca`.
     """
     predicted, true, task_of_image = _same_length(predicted, true, task_of_image)
     counts = np.bincount(task_of_image, minlength=tasks)
@@ -44,11 +44,10 @@ def accuracy_matrix(rows: Sequence[Sequence[float]]) -> list[list[float | None]]
 
 
 def aca(predicted: ArrayLike, true: ArrayLike) -> float:
-    """Average classification accuracy: the share of all test images of all classes seen so far that are right.
+    """Average classification accuracy: the share of correct answers among all test images of the classes seen so far.
 
-    Every image counts equally: NOT the mean over tasks of their accuracies, which differs when tasks are of unequal
-    size. The ACA of a run is the one after the last task ("last accuracy"), NOT the mean over steps: that is
-    :func:`aia`.
+    Every image counts equally: NOT the mean of the tasks' accuracies, which differs when tasks differ in size. The ACA
+    of a run is the one after the last task ("last accuracy"), NOT the mean over steps, which is :func:`aia`.
     """
     predicted, true = _same_length(predicted, true)
     return float(100 * np.mean(predicted == true))
@@ -57,16 +56,16 @@ def aca(predicted: ArrayLike, true: ArrayLike) -> float:
 def aia(aca_per_step: ArrayLike) -> float:
     """Average incremental accuracy: the mean over tasks i of the ACA after task i, the first task included.
 
-    NOT the accuracy after the last task (:func:`aca`): it is higher for nearly every learner, since early steps have
-    few classes to tell apart.
+    NOT the accuracy after the last task (:func:`aca`): it is higher for nearly every learner, because there are fewer
+    classes to distinguish in early steps.
     """
     return float(np.mean(_scores("accuracies", aca_per_step)))
 
 
 def til_accuracy(til_matrix: Matrix) -> float:
-    """Task-incremental accuracy: the mean over tasks of the accuracy after the last task when the task is told.
+    """Task-incremental accuracy: the mean over tasks of the accuracy after the last task, with the task given.
 
-    NOT a class-incremental number: the learner only chooses among the classes of the right task. Tasks count equally.
+    NOT a class-incremental number: the learner chooses among the classes of the right task only. Tasks count equally.
     """
     return float(np.mean(_last_row(til_matrix)))
 
@@ -74,8 +73,8 @@ def til_accuracy(til_matrix: Matrix) -> float:
 def reduction_rate(matrix: Matrix) -> float | None:
     """Performance reduction rate: the mean over tasks k < t of A(k, when learned) - A(k, after the last task t).
 
-    ``None`` for a single task. The last task, which had no time to be forgotten, does NOT count. It is NOT a measure of
-    how good a learner is: one that never learned has nothing to lose.
+    ``None`` for a single task. The last task, which could not be forgotten yet, does NOT count. It does NOT measure how
+    good a learner is: one that never learned has nothing to lose.
     """
     last = _last_row(matrix)
     if len(last) == 1:
@@ -93,8 +92,8 @@ def fwt(matrix: Matrix, single_task: ArrayLike) -> float:
     """Forward transfer: the mean over tasks k of A(k, when learned) minus the accuracy of a model of task k alone.
 
     ``single_task`` (T,): accuracy of one adapter model per task, trained and tested on that task only. NOT the
-    zero-shot transfer to tasks not learned yet that goes by the same name elsewhere. A(k, when learned) chooses among
-    all classes seen so far, the single model only among those of task k, so values are below zero as a rule.
+    zero-shot transfer to tasks not learned yet, which has the same name elsewhere. Values are usually negative:
+    A(k, when learned) is a choice among all classes seen so far, the single model chooses among those of task k only.
     """
     diagonal, alone = _same_length(_diagonal(matrix), _scores("single-task accuracies", single_task))
     return float(np.mean(diagonal - alone))
@@ -103,7 +102,7 @@ def fwt(matrix: Matrix, single_task: ArrayLike) -> float:
 def auc(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
     """Area under the ROC curve: how often a random unknown scores higher than a random known, ties counting half.
 
-    100 is perfect and 50 is chance. NOT dependent on a threshold, and so NOT the accuracy of any rejection rule.
+    100 is perfect, 50 is chance. It does NOT depend on a threshold and is NOT the accuracy of a rejection rule.
     """
     false, true = _rejected(known_scores, unknown_scores)
     doubled = int(np.sum(np.diff(false) * (true[1:] + true[:-1])))  # integers: exact
@@ -111,16 +110,16 @@ def auc(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
 
 
 def iauc(auc_per_step: ArrayLike) -> float:
-    """Incremental AUC: the mean of the AUC after each task but the last. NOT the AUC after the second last task."""
+    """Incremental AUC: the mean of the AUC after each task but the last. NOT the AUC after the second-to-last task."""
     return float(np.mean(_scores("AUCs", auc_per_step)))
 
 
 def fpr95(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
     """Share of the unknowns that are accepted when 95 % of the knowns are.
 
-    An image is accepted if its score is at most the threshold; the threshold is the smallest at which at least 95 % of
-    the knowns are accepted. Lower is better. NOT the share of knowns rejected at 95 % detected unknowns, which some
-    authors mean by the same name.
+    An image is accepted if its score is at most the threshold, which is the smallest one that accepts at least 95 % of
+    the knowns. Lower is better. NOT the share of knowns rejected when 95 % of the unknowns are detected, which some
+    authors call by the same name.
     """
     known, unknown = _scores("known scores", known_scores), _scores("unknown scores", unknown_scores)
     needed = math.ceil(95 * len(known) / 100)
@@ -129,9 +128,9 @@ def fpr95(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
 
 
 def aupr(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
-    """Average precision with the unknown as positive: the sum over thresholds of precision times gain in recall.
+    """Average precision with unknown as the positive class: precision times gain in recall, summed over thresholds.
 
-    NOT comparable between test sets: chance level is the share of unknowns, not 50. No interpolation between points.
+    NOT comparable between test sets: the chance level is the share of unknowns, not 50. Points are not interpolated.
     """
     false, true = _rejected(known_scores, unknown_scores)
     precision = true[1:] / (true[1:] + false[1:])
@@ -141,7 +140,7 @@ def aupr(known_scores: ArrayLike, unknown_scores: ArrayLike) -> float:
 def roc_curve_points(known_scores: ArrayLike, unknown_scores: ArrayLike, points: int = 200) -> tuple[Floats, Floats]:
     """(false positive rate, true positive rate) in percent, both (<= points,), from (0, 0) to (100, 100).
 
-    Thinned evenly along the curve, for drawing; NOT for computing areas: use :func:`auc`.
+    Thinned evenly along the curve, for drawing. Do NOT compute areas from it: use :func:`auc`.
     """
     if points < 2:
         raise ValueError(f"a curve needs at least 2 points, not {points}")
@@ -153,10 +152,10 @@ def roc_curve_points(known_scores: ArrayLike, unknown_scores: ArrayLike, points:
 
 
 def error_direction(predicted_task: ArrayLike, true_task: ArrayLike) -> tuple[float, float] | None:
-    """(earlier, later): of the images assigned to a wrong task, the share sent to an earlier and to a later one.
+    """(earlier, later): of the images assigned to a wrong task, the share assigned to an earlier and to a later one.
 
-    The two sum to 100, as in the paper's 73 % and 27 %. NOT shares of all errors: a wrong class of the right task is
-    left out, since it has no direction. ``None`` when no image leaves its task.
+    The two sum to 100, as in the paper's 73 % and 27 %. NOT shares of all errors: a wrong class of the right task has
+    no direction and is left out. ``None`` if no image is assigned to a wrong task.
     """
     predicted_task, true_task = _same_length(predicted_task, true_task)
     earlier, later = int(np.sum(predicted_task < true_task)), int(np.sum(predicted_task > true_task))
@@ -166,7 +165,7 @@ def error_direction(predicted_task: ArrayLike, true_task: ArrayLike) -> tuple[fl
 
 
 def _rejected(known_scores: ArrayLike, unknown_scores: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Knowns and unknowns with a score >= threshold, for no threshold reached and then each distinct score, falling."""
+    """How many knowns and unknowns have a score >= threshold: zero first, then for each distinct score, falling."""
     known, unknown = _scores("known scores", known_scores), _scores("unknown scores", unknown_scores)
     scores = np.concatenate([known, unknown])
     order = np.argsort(-scores, kind="stable")

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: no console message, and every figure that should be seen has a size."""
+"""The HTML report in a real browser: no console message, every visible figure has a size, nothing is cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from morecl.report import formats as report
+from morecl.report.page import html
 from synthetic import make_record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -20,11 +20,13 @@ MEASURE = """
 <pre id="measured"></pre><script>
 const drawings = [...document.querySelectorAll("svg")].map(svg => {
   const box = svg.getBoundingClientRect(), drawn = svg.getBBox();
-  return {label: svg.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: svg.parentElement.className,
+  const around = svg.parentElement;
+  return {label: around.getAttribute("aria-label"), hidden: !svg.checkVisibility(), kind: around.className,
           width: box.width, height: box.height, ink: drawn.width * drawn.height, right: box.right};
 });
+const links = [...document.querySelectorAll("nav a")].map(link => link.getBoundingClientRect().right);
 document.getElementById("measured").textContent = JSON.stringify(
-  {drawings, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth});
+  {drawings, links, overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth});
 </script>"""
 
 
@@ -50,7 +52,7 @@ def test_report_opens_without_a_console_message(tmp_path: Path, width: int, show
     benchmarks = ("digits-5t", "mnist-5t")  # two: wider than a narrow window
     records = [make_record(m, b, seed, tasks=3) for m in ("icarl", "more") for b in benchmarks for seed in (0, 1)]
     page = tmp_path / "report.html"
-    page.write_text(report.html(records).replace("</body>", MEASURE + "</body>"), encoding="utf-8")
+    page.write_text(html(records).replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     dom, log = open_page(page, width, tmp_path / "profile")
     assert "CONSOLE" not in log, log
     text = re.search(r'<pre id="measured">(.*?)</pre>', dom)
@@ -58,13 +60,14 @@ def test_report_opens_without_a_console_message(tmp_path: Path, width: int, show
     measured = json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
     kinds = [drawing["kind"].strip() for drawing in measured["drawings"]]
     assert kinds.count("drawing wide") == kinds.count("drawing narrow") == 2 * 5
-    assert kinds.count("drawing") == 2 * 2  # the accuracy matrices
+    assert kinds.count("drawing any") == 2 * 2  # the accuracy matrices
     for drawing in measured["drawings"]:
         if hidden in drawing["kind"]:
             assert drawing["hidden"], drawing
         else:
             assert drawing["width"] > 150 and drawing["height"] > 100 and drawing["ink"] > 0, drawing
             assert drawing["right"] <= width, drawing
+    assert len(measured["links"]) == 6 and max(measured["links"]) <= width  # none is cut
     assert measured["overflow"] <= 0  # the page itself never scrolls sideways
 
 

@@ -1,4 +1,4 @@
-"""``morecl report`` from the command line: bad input is reported before anything is written."""
+"""``morecl report`` from the command line: mistakes are reported before anything is written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_report_and_figures_are_written(
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """``morecl COMMAND`` in a shell whose locale is plain ASCII."""
+    """``morecl COMMAND`` in a shell whose locale is ASCII only."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     line = f'"{sys.executable}" -m morecl {command}'
     return subprocess.run(line, shell=True, cwd=folder, env=os.environ | ascii_only, capture_output=True, timeout=120)
@@ -93,3 +93,16 @@ def test_the_terminal_shows_names_as_they_are(
     write_record(tmp_path / "result.json", make_record(benchmark="folder:p[/q]:heart:[b]"))
     assert report(monkeypatch, tmp_path) == 0
     assert "folder:p[/q]:heart:[b] in 5 tasks" in capsys.readouterr().out
+
+
+def test_a_seed_that_was_run_twice_counts_once_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, level in enumerate((60.0, 70.0)):
+        write_record(tmp_path / str(place) / "result.json", make_record(level=level))
+    assert report(monkeypatch, tmp_path) == 0
+    text = capsys.readouterr().out
+    [line] = [line for line in text.splitlines() if line.split()[:2] == ["MORE", "Digits-5T"]]
+    mean = (make_record(level=60.0).metrics.aca + make_record(level=70.0).metrics.aca) / 2
+    assert line.split()[2:4] == ["1", f"{mean:.2f}"]
+    assert "the same seed and class order are averaged and count as one" in " ".join(text.split())

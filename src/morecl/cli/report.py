@@ -29,7 +29,7 @@ def report(
     """Make tables and figures from the records of finished runs."""
     from morecl.cli.summary import print_summary
     from morecl.files import check_target, write_text
-    from morecl.report.formats import collect
+    from morecl.report.collect import collect
 
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
@@ -37,15 +37,15 @@ def report(
         check_target(out, f"report.{format_.value}")
     records = collect(runs)
     if figures:
-        from morecl.report.formats import write_figures
+        from morecl.report.render import write_figures
 
         write_figures(records, figures)
     if format_ is ReportFormat.text:
         print_summary(records, output_console())
         return
-    from morecl.report.formats import FORMATS
+    from morecl.report.formats import DOCUMENTS
 
-    document = FORMATS[format_.value](records)
+    document = DOCUMENTS[format_.value](records)
     if out:
         write_text(out, document)
         print(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean
+from operator import attrgetter
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from morecl.records import Record
-from morecl.report.tables import Column, arrange, held_out_note
+from morecl.report.grid import Column, arrange, repetition_mean, repetitions
+from morecl.report.notes import caveats
 
 _MEANINGS = {  # of the metric columns
     "ACA": "accuracy on the images of all classes after the last task",
@@ -32,22 +33,21 @@ def print_summary(records: Sequence[Record], console: Console) -> None:
     for row, places in grid.items():
         for column, runs in places.items():
             if row.competes:
-                ranked[column].append(fmean(r.metrics.aca for r in runs))
+                ranked[column].append(repetition_mean(runs, lambda r: r.metrics.aca) or 0.0)
     lines: list[dict[str, str]] = []
     is_best: list[bool] = []
     for row, places in grid.items():
         for column, runs in places.items():
-            metrics = [r.metrics for r in runs]
-            aca = fmean(m.aca for m in metrics)
-            others = [_mean([getattr(m, name) for m in metrics]) for name in ("aia", "til_accuracy", "auc", "iauc")]
-            cells = ["-" if value is None else f"{value:.2f}" for value in (aca, *others)]
-            seconds = _mean([r.seconds.get("total") for r in runs])
+            names = ("aca", "aia", "til_accuracy", "auc", "iauc")
+            means = [repetition_mean(runs, attrgetter(f"metrics.{name}")) for name in names]
+            cells = ["-" if value is None else f"{value:.2f}" for value in means]
+            seconds = repetition_mean(runs, lambda r: r.seconds.get("total"))
             lines.append(
-                {"method": row.label, "benchmark": column.label, "runs": str(len(runs))}
+                {"method": row.label, "benchmark": column.label, "runs": str(len(repetitions(runs)))}
                 | dict(zip(_MEANINGS, cells, strict=True))
                 | {"s": f"{seconds or 0:.0f}"}
             )
-            is_best.append(row.competes and len(ranked[column]) > 1 and aca == max(ranked[column]))
+            is_best.append(row.competes and len(ranked[column]) > 1 and means[0] == max(ranked[column]))
     heads = _fitting_columns(lines, console.width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
@@ -59,7 +59,7 @@ def print_summary(records: Sequence[Record], console: Console) -> None:
     console.print(table)
     legend = [f"{head}: {meaning}." for head, meaning in _MEANINGS.items() if head in heads]
     console.print(f"Percent. {' '.join(legend)}", style="dim", highlight=False)
-    for note in held_out_note(grid):
+    for note in caveats(grid):
         console.print(note, style="dim", markup=False, emoji=False)
 
 
@@ -72,8 +72,3 @@ def _fitting_columns(lines: Sequence[dict[str, str]], width: int) -> list[str]:
         if sum(widths.values()) > width:
             del widths[head]
     return list(widths)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

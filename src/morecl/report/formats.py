@@ -1,39 +1,13 @@
-"""Reports: records in; Markdown, LaTeX or one HTML page out."""
+"""Reports as text: records in; Markdown, LaTeX or one HTML page out."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from morecl.errors import InputError
-from morecl.records import Record, read_record
-from morecl.report.tables import Cell, Table, build_tables, notes
-
-__all__ = ["FORMATS", "collect", "html", "latex", "markdown", "write_figures"]
-
-RECORD_NAME = "result.json"
-
-
-def collect(paths: Sequence[Path]) -> list[Record]:
-    """Records of the files and, at any depth, of the folders given; the same record counts once."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        if path.is_dir():
-            found |= dict.fromkeys(sorted(inner.resolve() for inner in path.rglob(RECORD_NAME)))
-        elif path.exists():
-            found[path.resolve()] = None
-        else:
-            raise InputError(f"there is no file or folder {path}; give a {RECORD_NAME} or a folder that holds some")
-    if not found:
-        places = ", ".join(str(path) for path in paths) or "nothing"
-        raise InputError(f"no {RECORD_NAME} found in {places}; a finished run leaves one in its folder")
-    records: list[Record] = []
-    for path in found:
-        record = read_record(path)
-        if record not in records:
-            records.append(record)
-    return records
+from morecl.records import Record
+from morecl.report.notes import notes
+from morecl.report.tables import Cell, Table, build_tables
 
 
 def html(records: Sequence[Record]) -> str:
@@ -41,13 +15,6 @@ def html(records: Sequence[Record]) -> str:
     from morecl.report import page
 
     return page.html(records)
-
-
-def write_figures(records: Sequence[Record], folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
-    """See :func:`morecl.report.figures.write_figures`."""
-    from morecl.report import figures
-
-    return figures.write_figures(records, folder, figures.FORMATS if formats is None else formats)
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -91,7 +58,7 @@ def latex(records: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Record]], str]] = {"md": markdown, "latex": latex, "html": html}
+DOCUMENTS: dict[str, Callable[[Sequence[Record]], str]] = {"md": markdown, "latex": latex, "html": html}
 
 
 def _markdown_cell(table: Table, cell: Cell | None) -> str:

@@ -1,120 +1,175 @@
-"""The HTML report: one page with its style and figures inside; nothing outside it is read."""
+"""The HTML report: one page that holds its own style and figures and loads nothing."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
-from html import escape
-from importlib.resources import files
-from string import Template
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from morecl.records import Record
-from morecl.report.figures import NARROW, WIDE, Drawing, drawings, inline_svg
-from morecl.report.tables import Cell, Table, arrange, build_tables, columns_of, notes, stages
+from morecl.report.figures import Drawing, drawings
+from morecl.report.grid import Column, Grid, Row, arrange, columns_of
+from morecl.report.notes import caveats, notes
+from morecl.report.plots import NARROW, WIDE
+from morecl.report.render import inline_svg
+from morecl.report.tables import TABLE_KINDS, Cell, Table, build_tables, stages
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A section of the page: tables and figures about the same question."""
+
+    key: str
+    title: str
+    tables: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+TOPICS = (
+    Topic("accuracy", "Accuracy", ("main",), ("accuracy",)),
+    Topic("unknown", "Unknown classes", ("ood", "threshold"), ("roc",)),
+    Topic("forgetting", "Forgetting", ("tasks", "transfer"), ("matrix",)),
+    Topic("errors", "Task errors", ("errors",), ("errors",)),
+    Topic("cost", "Time and memory", ("cost",), ("time", "entries")),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the template needs of a topic."""
+
+    topic: Topic
+    tables: list[Table]
+    figures: list[Drawing]
+    matrices: list[tuple[Column, list[Drawing]]]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The best row of a benchmark by one metric, or its only one."""
+
+    benchmark: str
+    best: bool
+    metric: str
+    meaning: str
+    row: Row
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Names of the classes of each task, in one class order."""
+
+    column: Column
+    order: str
+    tasks: list[list[str]]
 
 
 def html(records: Sequence[Record]) -> str:
     """The page. It follows the reader's light or dark mode and has figures for wide and for narrow windows."""
+    grid = arrange(records)
+    columns = columns_of(grid)
     tables = build_tables(records)
-    by_benchmark: dict[str, list[Drawing]] = {}
-    for drawing in drawings(records):
-        by_benchmark.setdefault(drawing.column.label, []).append(drawing)
-    numbers = itertools.count()
-    figures = [_benchmark(name, shown, numbers) for name, shown in by_benchmark.items()]
-    links = [(f"table-{table.key}", table.title) for table in tables] + [(_anchor(name), name) for name in by_benchmark]
-    template = files("morecl.report").joinpath("templates/report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        lead=escape(_lead(records)),
-        cards="".join(_cards(tables, "main", "ACA", "accuracy after the last task"))
-        + "".join(_cards(tables, "ood", "AUC", "detection of unknown classes")),
-        links="".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in links),
-        notes="".join(f"<li>{escape(note)}</li>" for note in notes(records)),
-        tables="".join(_table(table) for table in tables),
-        figures="".join(figures),
+    one_row = len(grid) == 1 and len(columns) == 1
+    sections = list(_sections([] if one_row else tables, drawings(records)))
+    if one_row:  # a bar chart with one bar of the two numbers that the summary has
+        sections = [section for section in sections if section.topic.key != "errors"]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            lead=_lead(records, grid),
+            cards=[*_cards(tables, "main", "aca"), *_cards(tables, "ood", "auc")],
+            caveats=caveats(grid),
+            summary=tables if one_row else [],
+            sections=sections,
+            several=len(columns) > 1,
+            class_lists=list(_class_lists(grid, columns)),
+            notes=notes(records),
+            images=_image_maker(),
+            kinds=TABLE_KINDS,
+        )
     )
 
 
-def _lead(records: Sequence[Record]) -> str:
-    grid = arrange(records)
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("morecl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _lead(records: Sequence[Record], grid: Grid) -> str:
     minutes = sum(sum(stages(record).values()) for record in records) / 60
     spent = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.1f} minutes"
-    methods, benchmarks = {row.method for row in grid}, columns_of(grid)
     backbones = ", ".join(sorted({record.backbone.name for record in records}))
-    counts = [(len(records), "run"), (len(methods), "method"), (len(benchmarks), "benchmark")]
+    methods = {row.method for row in grid}
+    counts = [(len(records), "run"), (len(methods), "method"), (len(columns_of(grid)), "benchmark")]
     runs, of, on = (f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts)
     return f"{runs} of {of} on {on}; backbone {backbones}; {spent} of computing."
 
 
-def _cards(tables: Sequence[Table], key: str, metric: str, words: str) -> Iterator[str]:
-    """The best method of each benchmark by one metric."""
+def _sections(tables: Sequence[Table], figures: Sequence[Drawing]) -> Iterator[Section]:
+    for topic in TOPICS:
+        own = [drawing for drawing in figures if drawing.key in topic.figures]
+        matrices = [drawing for drawing in own if drawing.key == "matrix"]
+        section = Section(
+            topic,
+            tables=[table for table in tables if table.key in topic.tables],
+            figures=[drawing for drawing in own if drawing.key != "matrix"],
+            matrices=[(c, list(group)) for c, group in itertools.groupby(matrices, key=lambda drawing: drawing.column)],
+        )
+        if section.tables or own:
+            yield section
+
+
+def _cards(tables: Sequence[Table], key: str, metric_key: str) -> Iterator[Card]:
+    """The best row of each benchmark by one metric."""
+    metric = next(metric for metric in TABLE_KINDS[key].metrics if metric.key == metric_key)
     for table in tables:
-        for index, head in enumerate(table.heads):
-            ranked = [(cell, row) for row, cells in table.rows.items() if row.competes and (cell := cells[index])]
-            if table.key != key or head[1] != metric or head[0] == "Average" or not ranked:
+        for index, (benchmark, label) in enumerate(table.heads):
+            if table.key != key or label != metric.label or benchmark == "Average":
                 continue
-            cell, row = max(ranked, key=lambda pair: pair[0].mean)
-            theirs = f"; paper {cell.paper_text()}" if cell.paper else ""
-            yield (
-                f'<div class="card"><span>{escape(head[0])}</span><strong>{cell.mean:.1f}<i>%</i></strong>'
-                f"<em>{escape(row.label)}</em><small>best {words} ({metric}{theirs})</small></div>"
-            )
+            ranked = [(cell, row) for row, cells in table.rows.items() if row.competes and (cell := cells[index])]
+            if ranked:
+                cell, row = max(ranked, key=lambda pair: pair[0].mean)
+                yield Card(benchmark, len(ranked) > 1, metric.label, _CARD_WORDS[metric_key], row, cell)
 
 
-def _table(table: Table) -> str:
-    names = "".join(f'<th colspan="{width}" scope="colgroup">{escape(name)}</th>' for name, width in table.groups)
-    starts = {0, *itertools.accumulate(width for _, width in table.groups)}
-    heads = "".join(
-        f'<th scope="col"{_first(index, starts)}>{escape(metric)}</th>' for index, (_, metric) in enumerate(table.heads)
-    )
-    body = "".join(
-        f'<tr><th scope="row">{escape(row.label)}</th>'
-        + "".join(f"<td{_first(index, starts)}>{_cell(table, cell)}</td>" for index, cell in enumerate(cells))
-        + "</tr>"
-        for row, cells in table.rows.items()
-    )
-    title = escape(table.title)
-    return (
-        f'<section id="table-{table.key}"><h2>{title}</h2><p>{escape(table.full_caption)}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Table: {title}"><table><thead><tr><td></td>{names}'
-        f'</tr><tr><th scope="col">Method</th>{heads}</tr></thead><tbody>{body}</tbody></table></div></section>'
-    )
+_CARD_WORDS = {"aca": "accuracy after the last task", "auc": "detection of unknown classes"}
 
 
-def _first(index: int, starts: set[int]) -> str:
-    return ' class="first"' if index in starts else ""
+def _class_lists(grid: Grid, columns: Sequence[Column]) -> Iterator[ClassList]:
+    """Which classes each task has, for the records that name them; each class order once."""
+    for column in columns:
+        runs = [record for row in grid.values() for record in row.get(column, [])]
+        named = [record for record in runs if len(record.data.classes) > max(record.class_order)]
+        orders: dict[tuple[int, ...], list[Record]] = {}
+        for record in named:
+            orders.setdefault((*record.class_order, *record.task_sizes), []).append(record)
+        for same in orders.values():
+            record = same[0]
+            names = iter([record.data.classes[label] for label in record.class_order])
+            seeds = sorted({r.seed for r in same})
+            listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+            order = f"class order {record.class_order_name} ({listed})"
+            yield ClassList(column, order, [list(itertools.islice(names, size)) for size in record.task_sizes])
 
 
-def _cell(table: Table, cell: Cell | None) -> str:
-    if cell is None:
-        return '<span class="none">–</span>'
-    mean, _, deviation = cell.text("|").partition("|")
-    number = f"<b>{mean}</b>" if cell.best else mean
-    small = f'<span class="std"> ± {deviation}</span>' if deviation else ""
-    count = f'<span class="std"> {table.count(cell)}</span>' if table.count(cell) else ""
-    theirs = f'<span class="paper">[{cell.paper_text()}]</span>' if cell.paper else ""
-    return number + small + count + theirs
+def _image_maker() -> Callable[[Drawing], dict[str, Markup]]:
+    """A function that draws a figure for each window size; ids are unique in the page."""
+    numbers = itertools.count()
 
+    def images(drawing: Drawing) -> dict[str, Markup]:
+        widths = {"any": NARROW} if drawing.key == "matrix" else {"wide": WIDE, "narrow": NARROW}
+        return {size: inline_svg(drawing.draw(width), f"f{next(numbers)}") for size, width in widths.items()}
 
-def _benchmark(name: str, shown: Sequence[Drawing], numbers: Iterator[int]) -> str:
-    """All figures of a benchmark; the accuracy matrices side by side at the end."""
-    large = [_figure(drawing, numbers) for drawing in shown if drawing.key != "matrix"]
-    small = [_figure(drawing, numbers) for drawing in shown if drawing.key == "matrix"]
-    return (
-        f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{"".join(large)}<h3>Accuracy matrices</h3>'
-        f"<p>Row: after which task. Column: on the images of which task. Percent, the task not told.</p>"
-        f'<div class="grid">{"".join(small)}</div></section>'
-    )
-
-
-def _figure(drawing: Drawing, numbers: Iterator[int]) -> str:
-    sizes = {"": NARROW} if drawing.key == "matrix" else {"wide": WIDE, "narrow": NARROW}
-    images = [
-        f'<div class="drawing {size}">{inline_svg(drawing.draw(width), drawing.alt, f"f{next(numbers)}")}</div>'
-        for size, width in sizes.items()
-    ]
-    return f"<figure><figcaption>{escape(drawing.title)}</figcaption>{''.join(images)}</figure>"
-
-
-def _anchor(name: str) -> str:
-    return "figures-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return images

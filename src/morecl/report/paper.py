@@ -12,9 +12,9 @@ from morecl.config import SgdConfig
 from morecl.records import Record
 
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
-REFERENCE = "single"  # one model per task alone, not a class-incremental learner: only forward transfer reads it
+REFERENCE = "single"  # one model per task, not a class-incremental learner: used for forward transfer only
 
-# Name in print and number of tasks, in the order of the columns.
+# Name in print and usual number of tasks, in the order of the columns.
 BENCHMARKS = {
     "cifar10-5t": ("CIFAR10-5T", 5),
     "cifar10-5t-1k": ("CIFAR10-5T-1k", 5),
@@ -31,13 +31,13 @@ BENCHMARKS = {
 
 @cache
 def paper() -> dict[str, Any]:
-    """Everything in the file; its ``remarks`` say how to read it."""
+    """Everything in the file; its ``remarks`` explain how to read it."""
     text = files("morecl").joinpath("assets/paper_tables.json").read_text(encoding="utf-8")
     return cast(dict[str, Any], json.loads(text))
 
 
 def paper_settings(benchmark: str) -> dict[str, Any]:
-    """What the paper set on ``benchmark``; empty for a benchmark that it does not have."""
+    """The paper's settings for ``benchmark``; empty for a benchmark that it does not use."""
     return cast(dict[str, Any], paper()["settings"].get(benchmark, {}))
 
 
@@ -52,12 +52,12 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def setting(record: Record, name: str) -> Any:
-    """The value called ``name`` among the record's :func:`settings`, at any depth; ``None`` where there is none."""
+    """The value of ``name`` among the record's :func:`settings`, at any depth; ``None`` if there is none."""
     return next((value for path, value in settings(record).items() if path.split(".")[-1] == name), None)
 
 
 def method_title(name: str) -> str:
-    """The method's name in print; a record may be of a method that is not known here."""
+    """The method's name in print; a method that is not in the catalogue keeps its own name."""
     return METHODS[name].title if name in METHODS else name
 
 
@@ -71,7 +71,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def paper_number(record: Record, metric: str) -> tuple[float, float | None] | None:
-    """(mean, standard deviation) that the paper gives for such a run, whatever its backbone and epochs."""
+    """The paper's (mean, standard deviation) for such a run, regardless of its backbone and epochs."""
     condition = _condition(record)
     by_benchmark = paper()["numbers"].get(condition, {}).get(metric, {})
     pair = by_benchmark.get(record.benchmark, {}).get(record.method)
@@ -79,7 +79,7 @@ def paper_number(record: Record, metric: str) -> tuple[float, float | None] | No
 
 
 def _condition(record: Record) -> str | None:
-    """The experiment of the paper that a run repeats; ``None`` if it is none of them."""
+    """The paper's experiment that a run repeats; ``None`` if there is none."""
     theirs = paper_settings(record.benchmark)
     tasks = len(record.task_sizes)
     if tasks != theirs.get("tasks"):

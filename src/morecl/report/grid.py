@@ -1,0 +1,184 @@
+"""Which runs belong together: a grid of records, one row per method and setting, one column per benchmark."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from morecl.catalogue import METHODS
+from morecl.config import LearnerConfig
+from morecl.records import Record
+from morecl.report.paper import BENCHMARKS, REFERENCE, UPPER_BOUND, method_title, paper_settings, settings
+
+NOT_A_SETTING = LearnerConfig.with_role("repetition", "machine", "weights")
+HELD_OUT = "held-out images"  # in the label of a row that stands beside rows scored on the test set
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, and the settings that distinguish it from other rows of the same method."""
+
+    method: str
+    variant: tuple[str, ...] = ()
+    held_out: bool = False  # scored on held-out training images, while other rows are scored on the test set
+
+    @property
+    def label(self) -> str:
+        """Name and settings, such as ``MORE (lr 0.1, held-out images)``."""
+        name = method_title(self.method)
+        return f"{name} ({', '.join(self.parts)})" if self.parts else name
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the label says in addition to the name."""
+        return (*self.variant, HELD_OUT) if self.held_out else self.variant
+
+    @property
+    def competes(self) -> bool:
+        """Whether the row may be marked as the best."""
+        return self.method not in (UPPER_BOUND, REFERENCE) and not self.held_out
+
+
+@dataclass(frozen=True)
+class Column:
+    """A benchmark, split into a number of tasks."""
+
+    benchmark: str
+    tasks: int
+
+    @property
+    def label(self) -> str:
+        """The benchmark's name; the number of tasks only if it is not the usual one."""
+        name, usual = BENCHMARKS.get(self.benchmark, (self.benchmark, None))
+        if self.tasks == usual:
+            return name
+        return f"{name} in {self.tasks} task{'s' if self.tasks > 1 else ''}"
+
+
+Grid = dict[Row, dict[Column, list[Record]]]
+
+
+def arrange(records: Sequence[Record]) -> Grid:
+    """Records by row and column; those that differ only in seed, class order or machine share a cell.
+
+    A setting splits the rows of a method if it takes several values within one column, or if the paper varies it
+    (memory size, back-update, coefficient). Its value is named unless it is the paper's for that benchmark (or, where
+    the paper has none, a switch that is on). Facts outside the config (backbone, number of images) are named only if
+    they still make a difference. Scores on held-out training images never share a row with scores on the test set.
+    """
+    mixed = len({record.data.scored_on for record in records}) > 1
+    by_method: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_method[record.method].append(record)
+    grid: Grid = {}
+    for method, runs in by_method.items():
+        config = [experiment_settings(record) for record in runs]
+        columns = [Column(record.benchmark, len(record.task_sizes)) for record in runs]
+        keys = _varying(config, list(zip(columns, strict=True)))
+        places = [
+            (column, record.data.scored_on, *_values(values, keys))
+            for record, column, values in zip(runs, columns, config, strict=True)
+        ]
+        extra = [_facts(record) for record in runs]
+        more_keys = _varying(extra, places)
+        for record, column, values, facts in zip(runs, columns, config, extra, strict=True):
+            ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
+            named = [_describe(record, key, values.get(key)) for key in sorted([*keys, *ablated])]
+            named += [f"{key} {facts[key]}" for key in more_keys]
+            held_out = mixed and record.data.scored_on == "validation"
+            row = Row(method, tuple(text for text in named if text), held_out)
+            grid.setdefault(row, {}).setdefault(column, []).append(record)
+    return dict(sorted(grid.items(), key=lambda item: _row_order(item[0])))
+
+
+def columns_of(grid: Grid) -> list[Column]:
+    """All columns, benchmarks of the paper first."""
+    names = list(BENCHMARKS)
+    columns = {column for row in grid.values() for column in row}
+    return sorted(
+        columns, key=lambda c: (names.index(c.benchmark) if c.benchmark in names else 99, c.benchmark, c.tasks)
+    )
+
+
+def repetitions(runs: Iterable[Record]) -> list[list[Record]]:
+    """The runs of a cell grouped by seed and class order: a number's n is the number of groups, not of records."""
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in runs:
+        groups[record.seed, *record.class_order].append(record)
+    return list(groups.values())
+
+
+def repetition_values(runs: Iterable[Record], value: Callable[[Record], float | None]) -> list[float]:
+    """One value per seed and class order: the mean where a run was repeated; runs without a value are left out."""
+    found = [[known for record in group if (known := value(record)) is not None] for group in repetitions(runs)]
+    return [fmean(values) for values in found if values]
+
+
+def repetition_mean(runs: Iterable[Record], value: Callable[[Record], float | None]) -> float | None:
+    """The mean over seeds and class orders; ``None`` if no run has a value."""
+    values = repetition_values(runs, value)
+    return fmean(values) if values else None
+
+
+def experiment_settings(record: Record) -> dict[str, Any]:
+    """The settings that make a different experiment, flat: ``{"method.lr": 0.1}``."""
+    flat = {"freeze_backbone": True} | settings(record)  # older records lack the setting; it was always frozen then
+    return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """What distinguishes experiments besides the config."""
+    return {
+        "backbone": record.backbone.name,
+        "weights": record.backbone.sha256[:8],
+        "train images": record.data.train_images,
+        "test images": record.data.test_images,
+        # the images held out for validation change with the seed
+        "data": record.data.fingerprint[:8] if record.data.scored_on == "test" else "",
+    }
+
+
+def _values(values: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(json.dumps(values.get(key), sort_keys=True) for key in keys)
+
+
+def _varying(settings: Sequence[dict[str, Any]], places: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Keys with more than one value among records of the same place, sorted."""
+    seen: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    all_keys = sorted({key for values in settings for key in values})
+    for values, place in zip(settings, places, strict=True):
+        for key, value in zip(all_keys, _values(values, all_keys), strict=True):
+            seen[*place, key].add(value)
+    return sorted({place[-1] for place, values in seen.items() if len(values) > 1})
+
+
+def _is_ablated(record: Record, path: str, value: Any) -> bool:
+    """Whether the paper varies this setting and its usual value is known."""
+    key = path.split(".")[-1]
+    if key == "memory_size":
+        return bool(value) and key in paper_settings(record.benchmark)
+    return key in ("back_update", "coefficient")
+
+
+def _describe(record: Record, path: str, value: Any) -> str | None:
+    """A setting in words, ``None`` for the usual one."""
+    key = path.split(".")[-1]
+    words = key.replace("_", " ")
+    theirs = paper_settings(record.benchmark).get(key)
+    if value == theirs and theirs is not None:
+        return None
+    if isinstance(value, bool):
+        return f"no {words}" if not value else (words if theirs is not None else None)
+    if key == "memory_size" and value and theirs == 2 * value:
+        return "half memory"
+    return f"{words} {'none' if value is None else value}"
+
+
+def _row_order(row: Row) -> tuple[float, str, bool, int, tuple[str, ...]]:
+    places = {name: float(place) for place, name in enumerate(METHODS)}
+    just_before_more = places["more"] - 0.5
+    return places.get(row.method, just_before_more), row.method, row.held_out, len(row.variant), row.variant

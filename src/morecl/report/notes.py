@@ -1,0 +1,116 @@
+"""Notes below the tables: differences from the paper, and numbers that could be misread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from morecl.records import Record
+from morecl.report.grid import HELD_OUT, Grid, arrange, columns_of, repetitions
+from morecl.report.paper import REFERENCE, UPPER_BOUND, method_title, paper, paper_settings, setting
+
+
+def notes(records: Sequence[Record]) -> list[str]:
+    """One sentence per fact that a reader needs in order not to misread the numbers."""
+    grid = arrange(records)
+    found = _paper_notes(grid) + caveats(grid)
+    if any(row.method == UPPER_BOUND for row in grid):
+        found.append(f"{method_title(UPPER_BOUND)} keeps all data: an upper bound, never in bold.")
+    if len([row for row in grid if row.method == REFERENCE]) > 1:
+        found.append(
+            f"{method_title(REFERENCE)} was run with several settings; forward transfer is omitted where they mix."
+        )
+    return found
+
+
+def caveats(grid: Grid) -> list[str]:
+    """What must stand beside the numbers wherever they are shown: not the test set, or a seed counted once."""
+    return held_out_note(grid) + repeated_note(grid)
+
+
+def held_out_note(grid: Grid) -> list[str]:
+    """Which numbers are not of the test set; empty if all are."""
+    if any(row.held_out for row in grid):
+        return [
+            f"Rows labelled {HELD_OUT} are scored not on the test set but on training images kept out of training; "
+            "they are never ranked."
+        ]
+    if any(r.data.scored_on == "validation" for row in grid.values() for runs in row.values() for r in runs):
+        labels = ", ".join(column.label for column in columns_of(grid))
+        return [f"Scored on held-out training images, not on the test set: {labels}."]
+    return []
+
+
+def repeated_note(grid: Grid) -> list[str]:
+    """Which numbers come from several runs with the same seed and class order; empty if none do."""
+    repeated = [
+        f"{row.label} on {column.label} ({len(runs)} runs, n = {len(repetitions(runs))})"
+        for row, cells in grid.items()
+        for column, runs in cells.items()
+        if len(repetitions(runs)) < len(runs)
+    ]
+    if not repeated:
+        return []
+    return [f"Runs with the same seed and class order are averaged and count as one: {', '.join(repeated)}."]
+
+
+def _paper_notes(grid: Grid) -> list[str]:
+    """How the runs differ from the paper's."""
+    columns = columns_of(grid)
+    compared = [column for column in columns if paper_settings(column.benchmark)]
+    found = [f"Numbers of the paper: {paper()['source']}."] if compared else []
+    runs_of = {column: [r for row in grid.values() for r in row.get(column, [])] for column in columns}
+    for label, ours, theirs in _DIFFERENCES:
+        parts = []
+        for column in compared:
+            there = theirs(column.benchmark)
+            here = {value for record in runs_of[column] if (value := ours(record)) is not None}
+            if here and there is not None and here != {there}:
+                parts.append((column.label, f"{_listed(here)} (paper: {_listed({there})})"))
+        if parts:
+            everywhere = len({text for _, text in parts}) == 1 and len(parts) == len(compared)
+            listed = parts[0][1] if everywhere else "; ".join(f"{name} {text}" for name, text in parts)
+            found.append(f"{label}: {listed}.")
+    counts = {len(repetitions(runs)) for row in grid.values() for column, runs in row.items() if column in compared}
+    if counts and counts != {paper()["runs"]}:
+        found.append(f"Runs per number: {_listed(counts)} (paper: {paper()['runs']}).")
+    absent = [column.label for column in columns if column not in compared]
+    if absent:
+        found.append(f"Not in the paper: {', '.join(absent)}.")
+    variants = {row.method for row in grid if row.variant}
+    if compared and any(row.method in variants and not row.variant for row in grid):
+        found.append("Where a method has several rows, the one without a setting in brackets has the paper's values.")
+    return found
+
+
+# (label, value in a record, value in the paper for a benchmark)
+_DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = [
+    ("Backbone", lambda record: record.backbone.name, lambda benchmark: paper()["backbone"]),
+    ("Image size", lambda record: setting(record, "image_size"), lambda benchmark: paper()["image_size"]),
+    ("Tasks", lambda record: len(record.task_sizes), lambda benchmark: paper_settings(benchmark).get("tasks")),
+    *(
+        (label, lambda record, key=key: setting(record, key), lambda name, key=key: paper_settings(name).get(key))
+        for label, key in [
+            ("Epochs", "epochs"),
+            ("Learning rate (the paper's is that of MORE)", "lr"),
+            ("Bottleneck", "bottleneck"),
+            ("Memory size", "memory_size"),
+            ("Back-update", "back_update"),
+        ]
+    ),
+    *(
+        (label, lambda record, key=key: getattr(record.data, key), lambda name, key=key: paper_settings(name).get(key))
+        for label, key in [("Training images", "train_images"), ("Test images", "test_images")]
+    ),
+]
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """``on``/``off``, a number with thousands, several values in order."""
+
+    def show(value: Any) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    return ", ".join(show(value) for value in sorted(values))

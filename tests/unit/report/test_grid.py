@@ -1,0 +1,120 @@
+"""Which records share a row, and what the row is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from morecl import methods
+from morecl.report.grid import Column, Row, arrange, repetition_mean, repetition_values, repetitions
+from morecl.report.notes import notes
+from morecl.report.paper import METHODS
+from synthetic import aca_cells, held_out, main_table, make_record, with_aca
+
+
+def test_runs_with_different_memory_are_not_averaged() -> None:
+    records = [with_aca(70.0, config={"memory_size": 200}), with_aca(60.0, config={"memory_size": 50})]
+    assert set(aca_cells(records)) == {"MORE (memory size 200)", "MORE (memory size 50)"}
+
+
+def test_ablations_are_rows_of_their_own() -> None:
+    switches = [(True, True), (False, True), (True, False), (False, False)]
+    records = [with_aca(70.0, config={"method": {"coefficient": c, "back_update": b}}) for c, b in switches]
+    assert list(aca_cells(records)) == [
+        "MORE",
+        "MORE (no back update)",
+        "MORE (no coefficient)",
+        "MORE (no back update, no coefficient)",
+    ]
+
+
+def test_an_ablation_is_named_even_where_nothing_varies() -> None:
+    assert list(aca_cells([with_aca(70.0, config={"coefficient": False})])) == ["MORE (no coefficient)"]
+
+
+def test_settings_of_the_paper_are_the_usual_ones_of_each_benchmark() -> None:
+    settings = {"cifar10-5t": (True, 200), "tinyimagenet-5t": (False, 2000)}
+    records = [
+        with_aca(70.0, benchmark=name, config={"back_update": update, "memory_size": size})
+        for name, (update, size) in settings.items()
+    ]
+    half = with_aca(60.0, benchmark="cifar10-5t", config={"back_update": True, "memory_size": 100})
+    table = main_table([*records, half])
+    assert [row.label for row in table.rows] == ["MORE", "MORE (half memory)"]
+    assert all(table.rows[Row("more")])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"backbone": "a"}, {"backbone": "b"}, {"MORE (backbone a", "MORE (backbone b"}),
+        ({"train_images": 10}, {"train_images": 20}, {"MORE (train images 10)", "MORE (train images 20)"}),
+        ({"config": {"epochs": 3}}, {"config": {"epochs": 9}}, {"MORE (epochs 3)", "MORE (epochs 9)"}),
+    ],
+)
+def test_other_settings_split_rows(first: dict[str, object], second: dict[str, object], named: set[str]) -> None:
+    labels = aca_cells([with_aca(70.0, **first), with_aca(60.0, **second)])
+    assert len(labels) == 2
+    assert all(any(label.startswith(name) for label in labels) for name in named)
+
+
+def test_other_images_split_rows_but_for_those_that_are_held_out() -> None:
+    records = [with_aca(70.0, seed=n) for n in range(2)]
+    data = [records[0].data, records[1].data.model_copy(update={"fingerprint": "feedbeef" * 8})]
+    records = [record.model_copy(update={"data": part}) for record, part in zip(records, data, strict=True)]
+    assert any("data feedbeef" in label for label in aca_cells(records)) and len(aca_cells(records)) == 2
+    validated = [r.model_copy(update={"data": r.data.model_copy(update={"scored_on": "validation"})}) for r in records]
+    assert len(aca_cells(validated)) == 1
+
+
+def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:
+    records = [with_aca(70.0, seed=n, config={"backbone": f"vit@/machine{n}/weights.safetensors"}) for n in range(2)]
+    assert list(aca_cells(records)) == ["MORE"]
+
+
+def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
+    configs = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
+    records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
+    assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
+
+
+def test_settings_without_effect_neither_split_rows_nor_are_named() -> None:
+    """NCM and CSC train nothing on a frozen backbone; how they would have trained says nothing of a record."""
+    assert {name for name, info in METHODS.items() if not info.trains} == {
+        name for name, method in methods.METHODS.items() if not method.Config().trains
+    }
+    configs = [{}, {"epochs": 20, "lr": 0.1}, {"epochs": 5, "freeze_backbone": False}]
+    records = [with_aca(70.0, "ncm", "cifar10-5t", seed=n, config=config) for n, config in enumerate(configs)]
+    assert list(aca_cells(records[:2])) == ["NCM"]
+    assert len(aca_cells(records)) == 2
+    assert not any(note.startswith("Epochs") for note in notes(records[:2]))
+    assert any(note.startswith("Epochs: 5") for note in notes(records))
+
+
+def test_what_the_config_says_is_not_repeated() -> None:
+    records = [with_aca(70.0, train_images=100 * n, config={"train_per_class": n}) for n in (1, 2)]
+    assert set(aca_cells(records)) == {"MORE (train per class 1)", "MORE (train per class 2)"}
+
+
+def test_a_benchmark_in_another_number_of_tasks_is_another_column() -> None:
+    table = main_table([with_aca(70.0, "ncm", "cifar10-5t"), with_aca(80.0, "ncm", "cifar10-5t", tasks=1)])
+    assert [head[0] for head in table.heads] == ["CIFAR10-5T in 1 task"] * 2 + ["CIFAR10-5T"] * 2 + ["Average"] * 2
+    assert Column("folder:birds", 3).label == "folder:birds in 3 tasks"
+
+
+def test_rows_stand_in_the_order_of_the_paper() -> None:
+    records = [with_aca(50.0, name) for name in ("joint", "more", "zzz", "icarl", "finetune")]
+    assert [row.method for row in main_table(records).rows] == ["finetune", "icarl", "zzz", "more", "joint"]
+
+
+def test_one_method_with_both_kinds_of_scores_has_two_rows() -> None:
+    record = make_record("more")
+    assert list(arrange([held_out(record), record])) == [Row("more"), Row("more", held_out=True)]
+
+
+def test_the_same_seed_and_class_order_is_one_repetition() -> None:
+    runs = [with_aca(70.0), with_aca(74.0, device="cuda"), with_aca(80.0, seed=1)]
+    other_order = with_aca(90.0, class_order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    assert [len(group) for group in repetitions([*runs, other_order])] == [2, 1, 1]
+    assert repetition_values(runs, lambda record: record.metrics.aca) == [72.0, 80.0]
+    assert repetition_mean(runs, lambda record: record.metrics.aca) == 76.0
+    assert repetition_mean(runs, lambda record: record.metrics.auc) is None

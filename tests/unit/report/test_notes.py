@@ -1,0 +1,63 @@
+"""What the notes say, and when they are silent."""
+
+from __future__ import annotations
+
+from morecl.report import page
+from morecl.report.grid import arrange
+from morecl.report.notes import caveats, notes
+from synthetic import aca_cells, held_out, main_table, make_record, with_aca
+
+
+def test_notes_say_what_differs_from_the_paper() -> None:
+    config = {"image_size": 160, "memory_size": 200, "bottleneck": 64, "lr": 0.1}
+    found = notes([make_record("more", "cifar10-5t", config=config), make_record("more", "digits-5t")])
+    assert "Backbone: vit_mini_patch4_32 (paper: DeiT-S/16 pre-trained on 611 ImageNet classes)." in found
+    assert "Epochs: 5 (paper: 20)." in found
+    assert "Image size: 160 (paper: 224)." in found
+    assert "Learning rate (the paper's is that of MORE): 0.1 (paper: 0.005)." in found
+    assert "Training images: 1,000 (paper: 50,000)." in found
+    assert "Runs per number: 1 (paper: 5)." in found
+    assert "Not in the paper: Digits-5T." in found
+    assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
+
+
+def test_a_note_says_which_row_has_the_papers_settings() -> None:
+    records = [make_record("more", "cifar10-5t", seed=n, config={"lr": lr}) for n, lr in enumerate((0.005, 0.1))]
+    assert list(aca_cells(records)) == ["MORE", "MORE (lr 0.1)"]
+    told = "without a setting in brackets has the paper's values"
+    assert any(told in note for note in notes(records))
+    assert not any(told in note for note in notes(records[:1]) + notes(records[1:]))
+
+
+def test_a_seed_that_was_run_twice_is_noted() -> None:
+    records = [make_record("more"), make_record("more", level=70.0), make_record("more", seed=1)]
+    expected = (
+        "Runs with the same seed and class order are averaged and count as one: MORE on Digits-5T (3 runs, n = 2)."
+    )
+    assert expected in notes(records)
+    assert caveats(arrange(records)) == [expected]
+    assert caveats(arrange(records[1:])) == []
+
+
+def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -> None:
+    """As after a search: its trials differ from the run in other ways, too."""
+    trials = [held_out(with_aca(90.0 + lr, config={"lr": lr})) for lr in (0.1, 0.2)]
+    records = [*trials, with_aca(70.0, config={"lr": 0.1}), with_aca(60.0, "icarl")]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {
+        "iCaRL": False,
+        "MORE (lr 0.1)": True,
+        "MORE (lr 0.1, held-out images)": False,
+        "MORE (lr 0.2, held-out images)": False,
+    }
+    [note] = [note for note in notes(records) if "held-out" in note]
+    assert note.startswith("Rows labelled held-out images are scored not on the test set but on training images")
+    assert "<strong>70.0<i>" in page.html(records) and "<strong>90" not in page.html(records)
+
+
+def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says_so() -> None:
+    records = [held_out(with_aca(70.0)), held_out(with_aca(60.0, "icarl"))]
+    best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {"iCaRL": False, "MORE": True}
+    assert "Scored on held-out training images, not on the test set: Digits-5T." in notes(records)
+    assert not any("held-out" in note for note in notes([with_aca(70.0)]))

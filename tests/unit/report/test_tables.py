@@ -1,0 +1,102 @@
+"""Numbers of the tables: means, deviations, the best, averages, forward transfer."""
+
+from __future__ import annotations
+
+import pytest
+
+from morecl.report.grid import Row
+from morecl.report.notes import notes
+from morecl.report.tables import TABLE_KINDS, build_tables, with_fwt
+from synthetic import main_table, make_record, with_aca
+
+
+def test_seeds_and_orders_are_averaged_with_the_sample_deviation() -> None:
+    records = [with_aca(value, seed=seed, device=f"cuda:{seed}") for seed, value in enumerate([70.0, 72.0, 77.0])]
+    [[cell, _]] = main_table(records).rows.values()
+    assert cell is not None
+    assert (cell.mean, cell.n) == (73.0, 3)
+    assert cell.std == pytest.approx(13**0.5)  # squares 9 + 1 + 16, over n - 1 = 2
+    assert main_table(records).same_n == 3
+
+
+def test_one_run_has_no_deviation() -> None:
+    [[cell, _]] = main_table([with_aca(70.0)]).rows.values()
+    assert cell is not None
+    assert cell.std is None
+    assert cell.text() == "70.00"
+
+
+def test_best_is_bold_but_not_the_upper_bound() -> None:
+    records = [with_aca(v, m) for m, v in {"icarl": 60.0, "more": 70.001, "derpp": 70.004, "joint": 90.0}.items()]
+    best = {row.method: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
+    assert best == {"icarl": False, "derpp": True, "more": True, "joint": False}  # both print as 70.00
+
+
+def test_lower_is_better_for_reduction() -> None:
+    records = []
+    for name, rate in {"icarl": 20.0, "more": 10.0}.items():
+        record = make_record(name)
+        numbers = record.metrics.model_copy(update={"reduction_rate": rate})
+        records.append(record.model_copy(update={"metrics": numbers}))
+    table = next(table for table in build_tables(records) if table.key == "tasks")
+    place = table.heads.index(("Digits-5T", "Reduction"))
+    assert {row.method: cells[place].best for row, cells in table.rows.items() if cells[place]} == {
+        "icarl": False,
+        "more": True,
+    }
+
+
+def test_the_average_needs_all_benchmarks() -> None:
+    records = [
+        with_aca(80.0, "more", "cifar10-5t"),
+        with_aca(60.0, "more", "cifar100-10t", tasks=10, config={"memory_size": 2000}),
+        with_aca(90.0, "icarl", "cifar10-5t"),
+    ]
+    table = main_table(records)
+    place = table.heads.index(("Average", "ACA"))
+    average = table.rows[Row("more")][place]
+    assert average is not None
+    assert average.mean == 70.0
+    assert average.paper == (pytest.approx((89.16 + 70.23) / 2), None)
+    assert table.rows[Row("icarl")][place] is None
+
+
+def test_forward_transfer_joins_the_single_task_model() -> None:
+    records = [
+        make_record("more"),
+        make_record("single"),
+        make_record("icarl", class_order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0]),
+    ]
+    more, _, icarl = with_fwt(records)
+    diagonal = [row[i] for i, row in enumerate(records[0].accuracy_matrix)]
+    assert more.metrics.fwt == pytest.approx(sum(value - 95 for value in diagonal if value) / 5)
+    assert icarl.metrics.fwt is None  # another class order
+    assert "Transfer" in [table.title for table in build_tables(records)]
+    assert "Transfer" not in [table.title for table in build_tables([make_record("more")])]
+
+
+def test_references_of_several_settings_are_not_mixed() -> None:
+    records = [make_record("more"), *(make_record("single", config={"epochs": n}) for n in (1, 2))]
+    assert with_fwt(records)[0].metrics.fwt is None
+    assert any("several settings" in note for note in notes(records))
+
+
+def test_the_reference_stands_in_no_accuracy_table() -> None:
+    assert Row("single") not in main_table([make_record("more"), make_record("single")]).rows
+
+
+def test_a_seed_that_was_run_twice_counts_once() -> None:
+    twice = [with_aca(70.0), with_aca(70.0, device="cuda")]
+    [[cell, _]] = main_table(twice).rows.values()
+    assert cell is not None
+    assert (cell.text(), cell.n) == ("70.00", 1)
+    [[cell, _]] = main_table([*twice, with_aca(74.0, seed=1)]).rows.values()
+    assert cell is not None
+    assert (cell.text(), cell.n) == ("72.00 ± 2.83", 2)
+
+
+def test_every_metric_is_explained_in_the_caption() -> None:
+    for kind in TABLE_KINDS.values():
+        for metric in kind.metrics:
+            assert f"{metric.label}: {metric.meaning}.".lower() in kind.caption.lower()
+            assert kind.meaning(metric.label) == metric.meaning
