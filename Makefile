@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NEWEST := .venv-newest
 
-.PHONY: setup demo test test-newest lint docs serve-docs build clean
+.PHONY: setup demo test lint clean
 
 setup: $(VENV)/.installed
 
@@ -26,11 +26,13 @@ test: setup
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+.PHONY: docs serve-docs build test-newest
+
 docs: setup
-	$(BIN)/mkdocs build --strict --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 serve-docs: setup
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # Wheel and sdist in dist/.
 build: setup

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("MORECL_TEST_THREADS", "1")))
 settings.register_profile("morecl", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("morecl")
