@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from docs.blocks import ROOT, Block, blocks, not_run, pages, runnable
 
+from doc_blocks import ROOT, Block, blocks, not_run, pages, runnable
 from morecl.cli import app
 
 # Every block that is not run, by page. A new one must be added here on purpose.
