@@ -35,9 +35,11 @@ def run(*command: str | Path, cwd: Path) -> str:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel built from that sdist."""
     checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout)
-    shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, checkout)
+    for name in ("src", "tests", "results/smoke-digits"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=checkout)
     return out
 
@@ -78,12 +80,12 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
         assert any(name.startswith(f"morecl/{folder}") for name in files)
 
 
-def test_the_sdist_has_the_licence_and_the_readme_but_no_records(dist: Path) -> None:
+def test_the_sdist_has_the_licence_and_the_readme_but_no_tests_and_records(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "src/morecl/py.typed"} <= names
-    assert not any(name.startswith("results") for name in names)
+    assert not any(name.startswith(("results", "tests")) for name in names)
 
 
 def test_the_installed_package_is_the_one_from_the_wheel(installed: Path) -> None:
