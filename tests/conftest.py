@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("MORECL_TEST_THREADS", "1")))
 if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     from hypothesis import settings
 

@@ -14,6 +14,7 @@ import tiny
 from morecl import training
 from morecl.bench import speed
 from morecl.methods import METHODS, Learner, base
+from morecl.methods.prototypes import PrototypeLearner
 from morecl.nn import fused, gelu, network
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
@@ -23,7 +24,7 @@ from morecl.training import Batch
 COUNT = 13  # per class, of two classes: three full batches and a remainder
 TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
 TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
-WITHOUT_ADAPTERS = {"csc", "ncm"}
+WITHOUT_ADAPTERS = {name for name, cls in METHODS.items() if issubclass(cls, PrototypeLearner)}
 
 
 def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
