@@ -60,7 +60,7 @@ class Agem(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         config = self.config
         tokens = self.prepare(task.images)
-        columns = (task.first_column + task.targets).to(self.device)
+        columns = task.columns.to(self.device)
         replay = self.prepare(self.memory.images)
         replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
         optimizer = self._optimizer()

@@ -41,13 +41,18 @@ EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task as a method gets it: ``images`` uint8 (N, H, W, 3), ``targets`` (N,) in 0..classes-1 within the task."""
+    """A task as a method gets it. Tensors are on the CPU."""
 
-    index: int
-    images: ImageArray
-    targets: Tensor
+    index: int  # 0-based
+    images: ImageArray  # uint8 (N, H, W, 3)
+    targets: Tensor  # (N,) the class of each image, counted within the task: 0..classes-1
     classes: int
     first_column: int  # position of the task's first class among all classes seen
+
+    @property
+    def columns(self) -> Tensor:
+        """(N,) the class of each image, counted over all tasks: its position in ``learner.classes``."""
+        return self.first_column + self.targets
 
 
 @dataclass(frozen=True)

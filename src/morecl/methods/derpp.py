@@ -60,7 +60,7 @@ class Derpp(SingleHeadLearner):
     def _train(self, task: TaskData, listener: Listener) -> None:
         config, memory, count = self.config, self.memory, len(task.targets)
         images = memory.followed_by(task.images)
-        columns = np.concatenate([memory.columns, task.first_column + task.targets.numpy()])
+        columns = np.concatenate([memory.columns, task.columns.numpy()])
         tokens, y = self.prepare(images), torch.from_numpy(columns).to(self.device)
         seen_by_task = np.cumsum(self.task_sizes)
         width = torch.from_numpy(seen_by_task[self.task_of_column()[columns]]).to(self.device)  # of an image's logits

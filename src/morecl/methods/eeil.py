@@ -61,7 +61,7 @@ class Eeil(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         config, stored = self.config, len(self.memory)
         images = self.memory.followed_by(task.images)
-        new = task.first_column + task.targets.numpy()
+        new = task.columns.numpy()
         columns = np.concatenate([self.memory.columns, new])
         with self._clock("train"):
             tokens = self.prepare(images)

@@ -61,7 +61,7 @@ class Gd(SingleHeadLearner):
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
         tokens = self.prepare(self.memory.followed_by(task.images))
-        columns = torch.cat([torch.from_numpy(self.memory.columns), task.first_column + task.targets])
+        columns = torch.cat([torch.from_numpy(self.memory.columns), task.columns])
         columns = columns.to(self.device)
         with self._clock("train"):
             if task.index == 0:
@@ -77,7 +77,7 @@ class Gd(SingleHeadLearner):
                     self._balance(task, tokens, columns, P, C, listener)
         self.memory.update(
             task.images,
-            task.first_column + task.targets.numpy(),
+            task.columns.numpy(),
             generator(self.config.seed, "memory", task.index),
         )
 

@@ -101,7 +101,7 @@ class Hal(SingleHeadLearner):
             self._train(task, tokens, listener)
             anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0), listener)
             self.anchors.images[task.first_column :] = anchors
-        columns = task.first_column + task.targets.numpy()
+        columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
     def _loss(self, x: Tensor, columns: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Hal(SingleHeadLearner):
 
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config = self.config
-        columns = (task.first_column + task.targets).to(self.device)
+        columns = task.columns.to(self.device)
         replay = self.prepare(self.memory.images)
         replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
 

@@ -74,7 +74,7 @@ class Icarl(SingleHeadLearner):
                 "classes, and icarl recognises classes by their exemplars; set memory_size to the number of classes "
                 "or more"
             )
-        columns = task.first_column + task.targets.numpy()
+        columns = task.columns.numpy()
         draw = generator(self.config.seed, "memory", task.index)
         with self._clock("train"):
             self._train(task, listener)  # Algorithm 3
@@ -86,7 +86,7 @@ class Icarl(SingleHeadLearner):
     def _train(self, task: TaskData, listener: Listener) -> None:
         """Minimise l over the task's images and the exemplars."""
         tokens = self.prepare(self.memory.followed_by(task.images))
-        columns = torch.cat([torch.from_numpy(self.memory.columns), task.first_column + task.targets])
+        columns = torch.cat([torch.from_numpy(self.memory.columns), task.columns])
         wanted = F.one_hot(columns, len(self.classes)).float().to(self.device)
         if task.index:
             wanted[:, : task.first_column] = self._logits(tokens)[:, : task.first_column].sigmoid()  # q

@@ -25,7 +25,7 @@ class Joint(SingleHeadLearner):
     name: ClassVar[str] = "joint"
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        self.memory.append(task.images, task.first_column + task.targets.numpy())
+        self.memory.append(task.images, task.columns.numpy())
         self._reset()
         self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
         everything = replace(

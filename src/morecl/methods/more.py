@@ -114,7 +114,7 @@ class More(MaskedLearner):
             net.means.copy_(statistics.means)
             net.covariance.copy_(statistics.covariance)
             net.samples.fill_(statistics.samples)
-        columns = task.first_column + task.targets.numpy()
+        columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
     def _train_against_memory(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:

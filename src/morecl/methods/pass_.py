@@ -103,7 +103,7 @@ class Pass(SingleHeadLearner):
 
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config, count = self.config, len(task.images)
-        targets = ROTATIONS * (task.first_column + task.targets).to(self.device)
+        targets = ROTATIONS * task.columns.to(self.device)
         turns = torch.arange(ROTATIONS, device=self.device)
         old = self.embed(tokens, "before the task") if task.index else None  # (4 N, D)
         size = old.square().mean() if old is not None else 1.0

@@ -80,7 +80,7 @@ class SingleHeadLearner(Learner):
         after_backward: Callable[..., None] | None = None,
     ) -> None:
         """Minimise ``loss(tokens (B, L, D), columns (B,))`` over the task's own images for ``config.epochs``."""
-        columns = (task.first_column + task.targets).to(self.device)
+        columns = task.columns.to(self.device)
         with self._clock("train"):
             self._fit_rows(loss, tokens, [columns], task=task, listener=listener, after_backward=after_backward)
 
