@@ -35,7 +35,7 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, fit, paired_batches
+from morecl.training import Batch, paired_batches
 
 
 class AgemConfig(TrainingConfig):
@@ -87,15 +87,5 @@ class Agem(SingleHeadLearner):
             torch._foreach_sub_(gradients, kept)  # the optimiser adds them again
 
         with self._clock("train"):
-            fit(
-                loss,
-                batches,
-                optimizer,
-                epochs=config.epochs,
-                task=task.index,
-                images=len(tokens),
-                listener=listener,
-                after_backward=project_step,
-                capture=self.captured,
-            )
+            self._fit(loss, batches, task=task, listener=listener, optimizer=optimizer, after_backward=project_step)
         self.memory.update(task.images, columns.cpu().numpy(), generator(config.seed, "memory", task.index))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -25,18 +25,23 @@ from numpy.typing import NDArray
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from morecl.config import LearnerConfig
+from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import InputError
 from morecl.images import ImageArray, as_array
 from morecl.memory import ReplayMemory
+from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
-from morecl.nn.network import AdaptedViT
+from morecl.nn.network import AdaptedViT, Norms
 from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener, silent
+from morecl.random import generator
+from morecl.training import Batch, Capturing, ProtectedSGD, equal_batches, fit, row_batches
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
+
+NormWeights = Norms | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,11 @@ class Learner(ABC):
     """An image classifier that is taught new classes, task after task. See the module's text for the order of calls."""
 
     name: ClassVar[str]
-    Config: ClassVar[type[LearnerConfig]]
+    Config: ClassVar[type[SgdConfig]]
 
     def __init__(self, config: LearnerConfig, backbone: Backbone | None = None):
+        if not isinstance(config, self.Config):
+            raise TypeError(f"{self.name} needs a {self.Config.__name__}, not a {type(config).__name__}")
         self.config = config
         self.device = resolve_device(config.device)
         self.dtype = resolve_precision(config.precision, self.device)
@@ -260,7 +267,105 @@ class Learner(ABC):
         """What the newest task trains of :attr:`body`."""
         return [] if self.body is None else [p for p in self.body.parameters() if p.requires_grad]
 
-    # ---- helpers ----------------------------------------------------------------------------------------------
+    # ---- helpers for training ---------------------------------------------------------------------------------
+    # Compiled blocks, captured steps and batches of equal shape are chosen here and nowhere else.
+
+    def _trunk(
+        self,
+        prefix: Tensor,
+        norms: NormWeights | None = None,
+        adapters: AdapterWeights | None = None,
+        body: VisionTransformer | None = None,
+    ) -> Tensor:
+        """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
+
+        Training compiles whole batches. Smaller ones are not worth it, and compiling takes longer than an evaluation.
+        """
+        whole = torch.is_grad_enabled() and len(prefix) >= self.config.batch_size
+        return self.network.trunk(prefix, norms, adapters, body, compiled=self.compiled and whole)
+
+    def _trained(self) -> list[Tensor]:
+        """What the newest task trains."""
+        return list(self.model.parameters())
+
+    def _optimizer(self, trained: Sequence[Tensor] | None = None, rate: float = 1.0) -> ProtectedSGD:
+        """For ``trained``, or all of :meth:`_trained`; ``rate`` is relative to ``config.lr``."""
+        parameters = self._trained() if trained is None else trained
+        return ProtectedSGD(parameters, rate * self.config.lr, self.config.momentum)
+
+    def _fit(
+        self,
+        loss: Callable[..., Tensor],
+        batches: Callable[[int], Iterable[Batch]],
+        *,
+        task: TaskData,
+        listener: Listener,
+        images: int | None = None,
+        optimizer: ProtectedSGD | None = None,
+        epochs: int | None = None,
+        stage: str = "",
+        after_backward: Callable[..., None] | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        """Minimise ``loss(*batch)`` over the batches of ``batches(epoch)``. See :func:`morecl.training.fit`.
+
+        Args:
+            images: per epoch; those of the task if not given.
+            optimizer, epochs: :meth:`_optimizer` and ``config.epochs`` if not given.
+            stage: a name for anything but the main training of the task, see :class:`morecl.progress.EpochDone`.
+        """
+        fit(
+            loss,
+            batches,
+            optimizer or self._optimizer(),
+            epochs=epochs or self.config.epochs,
+            task=task.index,
+            images=len(task.images) if images is None else images,
+            listener=listener,
+            stage=stage,
+            after_backward=after_backward,
+            after_step=after_step,
+            capture=self.captured,
+        )
+
+    def _fit_rows(
+        self,
+        loss: Callable[..., Tensor],
+        inputs: Tokens | Tensor,
+        rows: Sequence[Tensor],
+        *,
+        task: TaskData,
+        listener: Listener,
+        stage: str = "",
+        **options: Any,
+    ) -> None:
+        """Minimise ``loss(inputs, *rows)`` over batches of N images, in a new random order in each epoch.
+
+        Args:
+            inputs: tokens of the images, or their features (N, D).
+            rows: tensors (N, ...) with one row per image: columns, a teacher's outputs, weights.
+            options: see :meth:`_fit`.
+        """
+        rows = [row.to(self.device) for row in rows]
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(self.config.seed, stage or "epoch", task.index, epoch)
+            return row_batches(inputs, rows, self.config.batch_size, draw)
+
+        self._fit(loss, batches, task=task, listener=listener, images=len(inputs), stage=stage, **options)
+
+    def _weighted_batches(self, count: int, size: int, draw: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """A random order of 0..count-1 in batches: [(index (B,), weight (B,)), ...] on the device.
+
+        The last batch may be filled up with images of weight 0, so a loss must be a weighted mean.
+        """
+        return equal_batches(count, size, draw, self.device, fill=self.captured)
+
+    def _repeated(self, step: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """``step``, as fast as possible for many calls in a row. It must change nothing but return its result."""
+        return Capturing(step, []) if self.captured else step
+
+    # ---- other helpers ----------------------------------------------------------------------------------------
 
     def _output(self, images: Any) -> Output:
         if not self.task_sizes:
@@ -269,8 +374,7 @@ class Learner(ABC):
 
     @torch.no_grad()
     def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``run(tokens[...])`` over all images: (N, D). Large batches keep the device busy without ``torch.compile``,
-        which takes longer than a whole evaluation."""
+        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D)."""
         parts = [torch.empty(0, self.network.dim, device=self.device)]
         for start in range(0, len(tokens), self.eval_batch_size):
             parts.append(run(tokens.range(start, start + self.eval_batch_size)))

@@ -38,7 +38,7 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, fit
+from morecl.training import Batch
 
 
 class DerppConfig(TrainingConfig):
@@ -103,16 +103,7 @@ class Derpp(SingleHeadLearner):
             held[slot], logits[slot] = index, h.detach()
             return value
 
-        fit(
-            loss,
-            batches,
-            self._optimizer(),
-            epochs=config.epochs,
-            task=task.index,
-            images=count,
-            listener=listener,
-            capture=self.captured,
-        )
+        self._fit(loss, batches, task=task, listener=listener)
         memory.seen += config.epochs * count
         filled = min(memory.seen, config.memory_size)
         kept = held[:filled].cpu().numpy()

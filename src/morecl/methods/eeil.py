@@ -104,4 +104,4 @@ class Eeil(SingleHeadLearner):
 
     def _new_features(self, tokens: Tokens) -> Tensor:
         """Normalised features of the images that follow the stored ones, (N, D)."""
-        return F.normalize(self.embed(tokens, self.networks()[0])[len(self.memory) :], dim=1)
+        return F.normalize(self._embed(tokens)[len(self.memory) :], dim=1)

@@ -24,4 +24,6 @@ class Finetune(SingleHeadLearner):
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(task, self.prepare(task.images), loss, listener)
+        tokens = self.prepare(task.images)
+        with self._clock("train"):
+            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener)

@@ -118,13 +118,13 @@ class Gd(SingleHeadLearner):
 
         self._fit_rows(
             loss,
-            self.embed(tokens, self.networks()[0]),
+            self._embed(tokens),
             [columns, P, C, weights],
             task=task,
             listener=listener,
             stage="balanced",
             epochs=config.balanced_epochs,
-            optimizer=self._optimizer(self.head, config.balanced_lr_factor),
+            optimizer=self._optimizer(list(self.head.parameters()), config.balanced_lr_factor),
         )
 
     def _loss(self, logits: Tensor, y: Tensor, p: Tensor, c: Tensor, w: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, Capturing, fit, paired_batches
+from morecl.training import Batch, paired_batches
 
 
 class HalConfig(TrainingConfig):
@@ -99,7 +99,7 @@ class Hal(SingleHeadLearner):
         tokens = self.prepare(task.images)
         with self._clock("train"):
             self._train(task, tokens, listener)
-            anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0), listener)
+            anchors = self._find_anchors(task, self._embed(tokens).mean(0), listener)
             self.anchors.images[task.first_column :] = anchors
         columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
@@ -125,17 +125,7 @@ class Hal(SingleHeadLearner):
             if anchors is not None:
                 self._hold(anchors)
 
-        fit(
-            self._loss,
-            batches,
-            self._optimizer(),
-            epochs=config.epochs,
-            task=task.index,
-            images=len(tokens),
-            listener=listener,
-            after_backward=hold,
-            capture=self.captured,
-        )
+        self._fit(self._loss, batches, task=task, listener=listener, after_backward=hold)
 
     def _hold(self, anchors: Tensor) -> None:
         """Add to the gradients that of lambda sum || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: cut to
@@ -184,7 +174,7 @@ class Hal(SingleHeadLearner):
             images = images + self.config.anchor_lr * self._ascent(images, columns, mean, hindsight)
             return torch.minimum(torch.maximum(images, darkest), brightest)
 
-        run = Capturing(step, []) if self.captured else step
+        run = self._repeated(step)
         images = start.to(self.device)
         for _ in range(self.config.anchor_steps):
             images = run((images,))

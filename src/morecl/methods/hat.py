@@ -32,7 +32,6 @@ from morecl.methods.base import Output, TaskData
 from morecl.methods.masked import MaskedLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import equal_batches
 
 
 class Hat(MaskedLearner):
@@ -44,7 +43,7 @@ class Hat(MaskedLearner):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(self.config.seed, "epoch", task.index, epoch)
-            for index, weight in equal_batches(len(tokens), size, draw, self.device, fill=self.captured):
+            for index, weight in self._weighted_batches(len(tokens), size, draw):
                 yield tokens[index], targets[index], weight
 
         with self._clock("train"):

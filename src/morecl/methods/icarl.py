@@ -105,7 +105,7 @@ class Icarl(SingleHeadLearner):
 
     def _normalised(self, tokens: Tokens) -> Tensor:
         """Features of length one, (N, D) float64."""
-        return F.normalize(self.embed(tokens, self.networks()[0]).double(), dim=1)
+        return F.normalize(self._embed(tokens).double(), dim=1)
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

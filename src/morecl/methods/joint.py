@@ -8,7 +8,6 @@ With ``freeze_backbone=False`` the backbone is trained too, each time anew from 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -28,15 +27,10 @@ class Joint(SingleHeadLearner):
         self.memory.append(task.images, task.columns.numpy())
         self._reset()
         self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
-        everything = replace(
-            task,
-            images=self.memory.images,
-            targets=torch.from_numpy(self.memory.columns),
-            first_column=0,
-            classes=len(self.classes),
-        )
+        tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns)
 
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(everything, self.prepare(self.memory.images), loss, listener)
+        with self._clock("train"):
+            self._fit_rows(loss, tokens, [columns], task=task, listener=listener)

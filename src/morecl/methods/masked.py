@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from morecl.config import LearnerConfig, TrainingConfig
+from morecl.config import SgdConfig, TrainingConfig
 from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters, AdapterWeights
 from morecl.nn.hard_attention import (
@@ -38,7 +38,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit
+from morecl.training import Batch, ProtectedSGD
 
 
 class MaskedConfig(TrainingConfig):
@@ -65,7 +65,7 @@ class MaskedLearner(Learner):
     """A learner with one network a task. A subclass makes the task's part in ``_new_task``, says what batches it is
     trained on and how the heads' answers are joined."""
 
-    Config: ClassVar[type[LearnerConfig]] = MaskedConfig
+    Config: ClassVar[type[SgdConfig]] = MaskedConfig
     config: MaskedConfig
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MaskedTask:
@@ -110,7 +110,7 @@ class MaskedLearner(Learner):
 
         Args:
             batches: ``batches(epoch)`` yields ``steps`` times tokens (B, L, D), targets (B,) and weights (B,) of the
-                mean; of the same shapes each time where steps are captured (``self.captured``).
+                mean; see :meth:`_weighted_batches`.
         """
         config, net = self.config, self.tasks[-1]
         before = accumulated([t.mask for t in self.tasks[:-1]], net.embedding.detach())
@@ -123,7 +123,7 @@ class MaskedLearner(Learner):
         def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
             a = attention(net.embedding, s, config.s_max)  # Eq. 8
             adapters = self.adapters.weights(*split(a, config.bottleneck))  # Eq. 9
-            features = self.network.trunk(x, net.norms, adapters, self.body, compiled=self.compiled)
+            features = self._trunk(x, net.norms, adapters, self.body)
             errors = F.cross_entropy(net.head(features), y, reduction="none")
             return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 
@@ -134,17 +134,8 @@ class MaskedLearner(Learner):
         guard = protection(*split(before, config.bottleneck))
         shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
         owned = [*net.norms.parameters(), net.embedding, *net.head.parameters(), *self._body_parameters()]
-        fit(
-            loss,
-            annealed,
-            ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard),
-            epochs=config.epochs,
-            task=task.index,
-            images=len(task.images),
-            listener=listener,
-            after_step=bound,
-            capture=self.captured,
-        )
+        optimizer = ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard)
+        self._fit(loss, annealed, task=task, listener=listener, optimizer=optimizer, after_step=bound)
 
     # ---- features ---------------------------------------------------------------------------------------------
 
@@ -156,7 +147,7 @@ class MaskedLearner(Learner):
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
         adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, self.body))
+        return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, self.body))
 
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
@@ -169,7 +160,7 @@ class MaskedLearner(Learner):
             self._derived["together"] = ((norms[0], norms[1]), self._folded(self.tasks))
         norms, adapters = self._derived["together"]
         x = tokens.range(0, count)
-        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
+        features = self._trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
         return list(features.view(tasks, count, -1))
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:

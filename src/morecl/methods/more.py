@@ -45,7 +45,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, equal_batches, fit, repeated_shuffles
+from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 
 class MoreConfig(MaskedConfig):
@@ -127,7 +127,7 @@ class More(MaskedLearner):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            own = equal_batches(len(tokens), config.batch_size, draw, self.device, fill=self.captured)
+            own = self._weighted_batches(len(tokens), config.batch_size, draw)
             if replay is None:
                 yield from ((tokens[index], targets[index], weight) for index, weight in own)
                 return
@@ -177,7 +177,7 @@ class More(MaskedLearner):
         weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
-            yield from equal_batches(X.shape[1], config.back_update_batch_size, draw, self.device, fill=self.captured)
+            yield from self._weighted_batches(X.shape[1], config.back_update_batch_size, draw)
 
         def loss(index: Tensor, w: Tensor) -> Tensor:
             logits = torch.baddbmm(bias[:, None], X[:, index], weight.mT)  # (J, B, widest)
@@ -186,16 +186,15 @@ class More(MaskedLearner):
             return (errors * w).sum() / w.sum()  # summed over heads, each trained on its own mean
 
         optimizer = ProtectedSGD([weight, bias], config.back_update_lr, config.back_update_momentum)
-        fit(
+        self._fit(
             loss,
             batches,
-            optimizer,
-            epochs=config.back_update_epochs,
-            task=task.index,
-            images=X.shape[1],
+            task=task,
             listener=listener,
+            images=X.shape[1],
+            optimizer=optimizer,
+            epochs=config.back_update_epochs,
             stage="back-update",
-            capture=self.captured,
         )
         for j, head in enumerate(heads):
             head.weight.data.copy_(weight.detach()[j, : head.out_features])

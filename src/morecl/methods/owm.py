@@ -112,8 +112,9 @@ class Owm(SingleHeadLearner):
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(task, tokens, loss, listener, after_backward=self._project if task.index else None)
         with self._clock("train"):
+            project = self._project if task.index else None
+            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener, after_backward=project)
             self._store(task, tokens)
 
     def _project(self, *batch: Tensor) -> None:

@@ -50,7 +50,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, fit, shuffled_batches
+from morecl.training import Batch, shuffled_batches
 
 ROTATIONS = 4
 
@@ -105,7 +105,7 @@ class Pass(SingleHeadLearner):
         config, count = self.config, len(task.images)
         targets = ROTATIONS * task.columns.to(self.device)
         turns = torch.arange(ROTATIONS, device=self.device)
-        old = self.embed(tokens, "before the task") if task.index else None  # (4 N, D)
+        old = self._embed(tokens) if task.index else None  # (4 N, D)
         size = old.square().mean() if old is not None else 1.0
 
         def batches(epoch: int) -> Iterator[Batch]:
@@ -129,16 +129,7 @@ class Pass(SingleHeadLearner):
             held = F.mse_loss(features, before) / size
             return own + config.proto_weight * prototypes + config.kd_weight * held
 
-        fit(
-            loss,
-            batches,
-            self._optimizer(),
-            epochs=config.epochs,
-            task=task.index,
-            images=count,
-            listener=listener,
-            capture=self.captured,
-        )
+        self._fit(loss, batches, task=task, listener=listener)
 
     def _augmented(self, task: TaskData, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """``batch_size`` noisy prototypes (B, D) of random old classes, and their columns in the head (B,)."""
@@ -151,7 +142,7 @@ class Pass(SingleHeadLearner):
     @torch.no_grad()
     def _estimate(self, task: TaskData) -> None:
         """Keep the means of the task's classes and bring the radius up to date."""
-        features = self.embed(self.prepare(task.images), "after the task")
+        features = self._embed(self.prepare(task.images))
         statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)
         self.prototypes.means[task.first_column :] = statistics.means
         spread = (features.double() - statistics.means[task.targets.to(self.device)]).square().mean(1)  # (N,)

@@ -19,7 +19,7 @@ backbone of its own, from the initial weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -35,7 +35,6 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, row_batches
 
 
 class TaskModel(nn.Module):
@@ -79,28 +78,16 @@ class Single(Learner):
         return cast("list[TaskModel]", self.model["tasks"])
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        config, net = self.config, self.tasks[-1]
-        tokens, targets = self.prepare(task.images), task.targets.to(self.device)
-
-        def batches(epoch: int) -> Iterator[Batch]:
-            return row_batches(tokens, [targets], config.batch_size, generator(config.seed, "epoch", task.index, epoch))
+        net, tokens = self.tasks[-1], self.prepare(task.images)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            compiled = self.compiled and len(x) == config.batch_size
-            features = self.network.trunk(x, net.norms, net.adapters.weights(), net.backbone, compiled=compiled)
-            return F.cross_entropy(net.head(features), y)
+            return F.cross_entropy(net.head(self._trunk(x, net.norms, net.adapters.weights(), net.backbone)), y)
 
         with self._clock("train"):
-            fit(
-                loss,
-                batches,
-                ProtectedSGD(list(net.parameters()), config.lr, config.momentum),
-                epochs=config.epochs,
-                task=task.index,
-                images=len(tokens),
-                listener=listener,
-                capture=self.captured,
-            )
+            self._fit_rows(loss, tokens, [task.targets], task=task, listener=listener)
+
+    def _trained(self) -> list[Tensor]:
+        return list(self.tasks[-1].parameters())
 
     def networks(self) -> list[str]:
         return [str(k) for k in range(len(self.tasks))]
@@ -109,7 +96,7 @@ class Single(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         net = self.tasks[int(network)]
         adapters = net.adapters.weights()
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, net.backbone))
+        return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, net.backbone))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from morecl.methods import derpp
+from morecl.methods import base
 from morecl.methods.derpp import Derpp, entering
 from tiny import found_in, images_of, learner_of, resumes, teach
 
@@ -18,7 +18,7 @@ class Watch:
         self.said: list[torch.Tensor] = []  # logits of current batches, step by step
         self.replayed: list[tuple[torch.Tensor, torch.Tensor]] = []  # stored logits, which entries count
         self.drawn: list[torch.Tensor] = []  # tokens held to their logits, then to their labels, step by step
-        original = derpp.fit
+        original = base.fit
 
         def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
             learner = self.learner
@@ -32,7 +32,7 @@ class Watch:
 
             original(watched, batches, *args, **kwargs)
 
-        monkeypatch.setattr(derpp, "fit", spy)
+        monkeypatch.setattr(base, "fit", spy)
 
     learner: Derpp
 
@@ -100,7 +100,7 @@ def test_loss_is_equation_6() -> None:
     """The first step of a second task, worked out by hand from what the loop is given."""
     learner = teach(learner_of(Derpp, memory_size=20, alpha=0.3, beta=0.7), (0, 1))
     seen: list[tuple[float, float]] = []
-    original = derpp.fit
+    original = base.fit
 
     def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
         def checked(*batch: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_loss_is_equation_6() -> None:
         return float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y.numpy()]).mean())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(derpp, "fit", spy)
+        patch.setattr(base, "fit", spy)
         teach(learner, (2, 3))
     for value, expected in seen:
         assert value == pytest.approx(expected, rel=1e-4)
