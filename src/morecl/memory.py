@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -138,6 +138,71 @@ class ReplayMemory:
         self.columns = np.concatenate([self.columns[kept], columns])
 
 
+class LogitReservoir:
+    """DER++'s reservoir while a task is learned: images, and the logits that each got when it was seen.
+
+    Slot -> image and slot -> logits are tensors on the device. :meth:`write` changes them in place and without waiting
+    for the device, so it may be part of a step that is captured as a CUDA graph, and repeating it changes nothing.
+    Shorter rows of logits (of tasks with fewer classes) are padded with zeros.
+    """
+
+    def __init__(
+        self, memory: ReplayMemory, images: ImageArray, columns: Columns, sizes: Sequence[int], device: torch.device
+    ):
+        """``images`` (N, H, W, 3) and ``columns`` (N,) of the new task; ``sizes``: classes of each task, with it."""
+        self.images = memory.followed_by(images)  # what is in the memory, then the task
+        self.columns = np.concatenate([memory.columns, columns])
+        self._memory, self._stored, self._count = memory, len(memory), len(columns)
+        widths = np.repeat(np.cumsum(sizes), sizes)[self.columns]  # classes seen when the image's class came
+        self._widths = torch.from_numpy(widths).to(device)
+        # One slot more than the reservoir has takes what does not enter, so that every step has the same shapes.
+        self._image_of_slot = torch.zeros(memory.size + 1, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(memory.size + 1, sum(sizes), device=device)
+        if self._stored:
+            logits = torch.from_numpy(memory.extras["logits"]).to(device)
+            self._image_of_slot[: self._stored] = torch.arange(self._stored, device=device)
+            self._logits[: self._stored, : logits.shape[1]] = logits
+
+    def epoch(
+        self, epoch: int, batch_size: int, replay_size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Batches of one pass over the task: indices into ``images`` (B,), the slots that these images enter (B,), and
+        the slots of two draws from the reservoir (at most ``replay_size`` each).
+
+        Each batch counts as more of the stream, so the reservoir must be written before the next one is asked for.
+        """
+        size, seen = self._memory.size, self._memory.seen + epoch * self._count
+        order = (self._stored + torch.randperm(self._count, generator=generator)).split(batch_size)
+        slots = torch.from_numpy(reservoir_slots(seen, self._count, size, generator)).split(batch_size)
+        drawn: list[Tensor] = []  # does not depend on training: sent to the device at once
+        for own, slot in zip(order, slots, strict=True):
+            filled = min(seen, size)
+            replay = [torch.randperm(filled, generator=generator)[:replay_size] for _ in range(2)]
+            drawn += [own, last_of_each(slot, size), *replay]
+            seen += len(own)
+        sent = torch.cat(drawn).to(self._logits.device).split([len(part) for part in drawn])
+        yield from zip(*[iter(sent)] * 4, strict=True)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of ``slots`` (B,): indices into ``images`` (B,), logits (B, C) and which of their entries count (B, C)."""
+        index = self._image_of_slot[slots]
+        entry = torch.arange(self._logits.shape[1], device=index.device)
+        return index, self._logits[slots], entry < self._widths[index][:, None]
+
+    def write(self, index: Tensor, slots: Tensor, logits: Tensor) -> None:
+        """Put the images ``index`` (B,) with their ``logits`` (B, C) into ``slots`` (B,)."""
+        self._image_of_slot[slots] = index
+        self._logits[slots] = logits
+
+    def store(self, epochs: int) -> None:
+        """Make the memory hold what is in the reservoir after ``epochs`` passes over the task."""
+        memory = self._memory
+        memory.seen += epochs * self._count
+        filled = min(memory.seen, memory.size)
+        kept = self._image_of_slot[:filled].cpu().numpy()
+        memory.replace(self.images[kept], self.columns[kept], logits=self._logits[:filled].cpu().numpy())
+
+
 def herding(features: Tensor, count: int) -> Tensor:
     """The order in which iCaRL's greedy rule picks ``count`` of ``features`` (n, D): indices (count,).
 
@@ -178,6 +243,17 @@ def reservoir_slots(seen: int, count: int, size: int, generator: torch.Generator
     draw = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
     slot = np.where(number < size, number, np.floor(draw * (number + 1)).astype(np.int64))
     return np.where(slot < size, slot, -1)
+
+
+def last_of_each(slots: Tensor, elsewhere: int) -> Tensor:
+    """Where each image of a batch goes: of several that are sent to one slot the last stays, others go ``elsewhere``.
+
+    ``slots``: (B,) slot of each image, -1 for none. -> (B,)
+    """
+    _, back = np.unique(slots.numpy()[::-1], return_index=True)
+    last = torch.zeros(len(slots), dtype=torch.bool)
+    last[len(slots) - 1 - torch.from_numpy(back)] = True
+    return slots.where(last & (slots >= 0), elsewhere)
 
 
 def _joined(old: ImageArray, new: ImageArray, side: int) -> ImageArray:
