@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import morecl
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.files import atomic_folder, sealed, write_json
+from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import load_backbone
 
@@ -46,7 +46,7 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
-    classes = [_encode(label) for label in learner.classes]
+    classes = [encode(label) for label in learner.classes]
     state = {key: value.detach().cpu().contiguous() for key, value in learner.state().items()}
     _save_tensors(state, folder / STATE)
     included = include_backbone and learner.backbone.name != SHIPPED
@@ -86,7 +86,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
         settings = description["config"] | ({"device": device} if device else {})
         config = cls.Config.parse(settings)
         info = description["backbone"]
-        classes = [_decode(value) for value in description["classes"]]
+        classes = [decode(value) for value in description["classes"]]
         sizes = [int(size) for size in description["task_sizes"]]
         seconds = {str(key): float(value) for key, value in description["seconds"].items()}
         expected = description["state_sha256"]
@@ -146,23 +146,3 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _encode(label: Hashable) -> Any:
-    """A label as JSON: text, numbers, true/false and null as themselves, a tuple as ``{"tuple": [...]}``."""
-    if isinstance(label, tuple):
-        return {"tuple": [_encode(part) for part in label]}
-    if label is None or type(label) in (str, int, float, bool):
-        return label
-    raise TypeError(
-        f"cannot save the label {label!r} of type {type(label).__name__}; "
-        "labels that are saved must be text, numbers, true/false, None or tuples of these"
-    )
-
-
-def _decode(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple(_decode(part) for part in value["tuple"])
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    raise ValueError(f"{value!r} is not a label")

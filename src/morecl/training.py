@@ -54,10 +54,6 @@ class ProtectedSGD(torch.optim.Optimizer):
         if guarded < len(self._parameters):
             torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
 
-    def finite(self) -> bool:
-        """Whether every parameter is."""
-        return bool(torch.stack([p.detach().isfinite().all() for p in self._parameters]).all())
-
     def tensors(self) -> list[Tensor]:
         """All that a step changes."""
         return [*(p.data for p in self._parameters), *self._velocity]
@@ -118,11 +114,16 @@ def fit(
             )
         speed = images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
-    if not optimizer.finite():
-        raise DivergedError(
-            f"training diverged: what the last step of task {task + 1} left is not finite; lower the learning rate (lr)"
-        )
+    require_finite(task, optimizer.param_groups[0]["params"])
     optimizer.zero_grad(set_to_none=True)  # the last gradients would be kept as long as what was trained
+
+
+def require_finite(task: int, tensors: Iterable[Tensor]) -> None:
+    """Raise :class:`DivergedError` if a number in ``tensors``, which training left, is not finite."""
+    if not all(bool(tensor.detach().isfinite().all()) for tensor in tensors if tensor.is_floating_point()):
+        raise DivergedError(
+            f"training diverged: task {task + 1} left numbers that are not finite; lower the learning rate (lr)"
+        )
 
 
 class Capturing:

@@ -161,8 +161,8 @@ def test_what_is_no_learner_at_all(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize("label", [frozenset({1}), b"bytes", 1j, ("a", b"b")])
 def test_a_label_that_cannot_be_saved(label: Any, tmp_path: Path) -> None:
     learner = tiny.create("ncm")
-    learner.learn_task(tiny.pictures(0, 2), [label, label])
-    assert learner.predict(tiny.pictures(0, 1)).labels == [label]
+    learner.learn_task(tiny.pictures(0, 2), ["a", "a"])
+    learner.classes[0] = label  # which learn_task refuses
     with pytest.raises(TypeError, match="cannot save the label"):
         learner.save(tmp_path / "saved")
     assert names(tmp_path) == []

@@ -12,22 +12,31 @@ backbone that is not frozen is trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from morecl.methods.base import Output
 from morecl.methods.prototypes import PrototypeLearner
+from morecl.scoring import Output, Rule
+
+
+class MostSimilarMean(Rule):
+    """The one of the class ``means`` (C, D) with the largest cosine wins."""
+
+    def __init__(self, means: Callable[[], Tensor]):
+        super().__init__()
+        self._means = means
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        similarity = F.normalize(features[0].double(), dim=1) @ F.normalize(self._means(), dim=1).mT  # (N, C)
+        p = similarity.softmax(1)
+        return Output(similarity, p, p.amax(1))
 
 
 class Csc(PrototypeLearner):
     name: ClassVar[str] = "csc"
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        similarity = F.normalize(features[0].double(), dim=1) @ F.normalize(self.prototypes.means, dim=1).mT  # (N, C)
-        p = similarity.softmax(1)
-        return Output(similarity, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return MostSimilarMean(self._means)

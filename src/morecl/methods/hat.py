@@ -28,10 +28,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedLearner
 from morecl.progress import Listener
 from morecl.random import generator
+from morecl.scoring import Heads, Output, Rule
+
+
+class LeastEntropy(Rule):
+    """The head with the least entropy answers, the others cannot win."""
+
+    def __init__(self, heads: Heads):
+        super().__init__()
+        self._heads = heads
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        logits = [head(z).double() for head, z in zip(self._heads(), features, strict=True)]
+        entropy = torch.stack([-(x.softmax(1) * x.log_softmax(1)).sum(1) for x in logits], 1)  # (N, tasks)
+        chosen = entropy.argmin(1)
+        p = torch.cat([x.softmax(1) for x in logits], 1)
+        task = torch.cat([torch.full((x.shape[1],), k, device=p.device) for k, x in enumerate(logits)])  # (C,)
+        wins = task == chosen[:, None]  # (N, C)
+        return Output(p + wins, p, p.where(wins, 0).amax(1))
 
 
 class Hat(MaskedLearner):
@@ -49,12 +67,5 @@ class Hat(MaskedLearner):
         with self._clock("train"):
             self._train(task, batches, -(-len(tokens) // size), listener)
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        logits = [net.head(z).double() for net, z in zip(self.tasks, features, strict=True)]
-        heads = [x.softmax(1) for x in logits]
-        entropy = torch.stack([-(x.softmax(1) * x.log_softmax(1)).sum(1) for x in logits], 1)  # (N, tasks)
-        chosen = entropy.argmin(1)
-        p = torch.cat(heads, 1)
-        wins = torch.from_numpy(self.task_of_column()).to(p.device) == chosen[:, None]  # (N, C)
-        return Output(p + wins, p, p.where(wins, 0).amax(1))
+    def _new_rule(self) -> Rule:
+        return LeastEntropy(self._heads)

@@ -25,7 +25,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -37,16 +37,31 @@ from torch.nn import functional as F
 from morecl.config import TrainingConfig
 from morecl.errors import InputError
 from morecl.memory import herding_order
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
+from morecl.scoring import Heads, Output, Rule
 
 
 class IcarlConfig(TrainingConfig):
     memory_size: int = Field(200, ge=1, description="exemplars, all classes together (K)")
+
+
+class NearestExemplarMean(Rule):
+    """Algorithm 1 decides; the head only tells how well an image is known."""
+
+    def __init__(self, means: Callable[[], Tensor], heads: Heads):
+        super().__init__()
+        self._means, self._heads = means, heads
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        (z,), (head,) = features, self._heads()
+        distance = torch.cdist(F.normalize(z.double(), dim=1), self._means())
+        p = head(z).double().softmax(1)
+        return Output(-distance, p, p.amax(1))
 
 
 class Icarl(SingleHeadLearner):
@@ -107,12 +122,11 @@ class Icarl(SingleHeadLearner):
         """Features of length one, (N, D) float64."""
         return F.normalize(self._embed(tokens).double(), dim=1)
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        """Algorithm 1; the head speaks only of how well the image is known."""
-        distance = torch.cdist(F.normalize(features[0].double(), dim=1), self.prototypes.means)
-        p = self.head(features[0]).double().softmax(1)
-        return Output(-distance, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return NearestExemplarMean(self._means, self._heads)
+
+    def _means(self) -> Tensor:
+        return self.prototypes.means
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.prototypes.means.numel()}

@@ -163,6 +163,10 @@ class MaskedLearner(Learner):
         features = self._trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
         return list(features.view(tasks, count, -1))
 
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        """The head of each task's network."""
+        return [net.head for net in self.tasks]
+
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
         return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])
 

@@ -5,7 +5,7 @@ of the norms and its own head with |Y| + 1 outputs, the last of which means *ood
 Later tasks cannot change what an earlier one uses. A test image goes through every task's network; the largest
 output over all heads is the prediction, and how large it is says how well the image is known.
 
-Equation numbers are the paper's (Section 3); Algorithm 1 is :meth:`More._learn`, Algorithm 2 is :meth:`More.score`.
+Equation numbers are the paper's (Section 3); Algorithm 1 is :meth:`More._learn`, Algorithm 2 is :class:`MoreRule`.
 Hard attention (Eq. 8-12) is in :mod:`morecl.methods.masked`, which HAT shares.
 
 Deviations from the paper's text, where it leaves a choice or where we measured that it fails:
@@ -28,8 +28,8 @@ Deviations from the paper's text, where it leaves a choice or where we measured 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -39,22 +39,34 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.gaussian import Gaussians
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedConfig, MaskedLearner, MaskedTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, repeated_shuffles
+from morecl.scoring import Output, Rule
+from morecl.training import Batch, ProtectedSGD, repeated_shuffles, require_finite
+
+SCORING: dict[str, Any] = {"role": "scoring"}  # changes answers, not what is trained
 
 
 class MoreConfig(MaskedConfig):
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
     memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
-    temperature: float = Field(2.0, gt=0, description="of the softmax in prediction")
-    c: float = Field(20.0, gt=0, description="numerator of the coefficient (Eq. 4)")
+    temperature: float = Field(2.0, gt=0, description="of the softmax in prediction", json_schema_extra=SCORING)
+    c: float = Field(
+        20.0,
+        gt=0,
+        description="scale of the Mahalanobis coefficient: c / distance (Eq. 4)",
+        json_schema_extra=SCORING,
+    )
     s_max: float = Field(500.0, gt=1, description="how hard the attention gets (Eq. 8)")
-    coefficient: bool = Field(True, description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)")
+    coefficient: bool = Field(
+        True,
+        description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)",
+        json_schema_extra=SCORING,
+    )
     back_update: bool = Field(True, description="show earlier heads what came later (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
     back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
@@ -69,21 +81,55 @@ class MoreConfig(MaskedConfig):
 
 
 class MoreTask(MaskedTask):
-    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples."""
+    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples.
+
+    ``precision`` is the inverse of the covariance, kept because it takes long to compute.
+    """
 
     means: Tensor
     covariance: Tensor
+    precision: Tensor
     samples: Tensor
 
     def __init__(self, norms: Norms, shape: tuple[int, int], dim: int, classes: int, init: torch.Generator):
         super().__init__(norms, shape, dim, classes + 1, init)
         self.register_buffer("means", torch.zeros(classes, dim, dtype=torch.float64))
         self.register_buffer("covariance", torch.zeros(dim, dim, dtype=torch.float64))
+        self.register_buffer("precision", torch.zeros(dim, dim, dtype=torch.float64))
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+
+    def describe(self, features: Tensor, targets: Tensor) -> None:
+        """Eq. 5-6: estimate the Gaussians from ``features`` (N, D) with ``targets`` (N,)."""
+        statistics = gaussian.estimate(features, targets, len(self.means))
+        self.means.copy_(statistics.means)
+        self.covariance.copy_(statistics.covariance)
+        self.samples.fill_(statistics.samples)
+        self.precision.copy_(gaussian.precision(self.gaussians))
 
     @property
     def gaussians(self) -> Gaussians:
         return Gaussians(self.means, self.covariance, int(self.samples))
+
+
+class MoreRule(Rule):
+    """Algorithm 2: p(Y^k | x, k) s^k(x) of every task, side by side (Eq. 7); without the coefficient s^k, Eq. 2."""
+
+    def __init__(self, tasks: Callable[[], Sequence[MoreTask]], temperature: float, c: float | None):
+        """``c``: numerator of the coefficient; ``None``: no coefficient."""
+        super().__init__()
+        self._tasks, self.temperature, self.c = tasks, temperature, c
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        scores, probabilities = [], []
+        for net, z in zip(self._tasks(), features, strict=True):
+            logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
+            p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
+            probabilities.append(p)
+            if self.c is not None:
+                p = p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
+            scores.append(p)
+        joined = torch.cat(scores, 1)
+        return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
 
 
 class More(MaskedLearner):
@@ -109,11 +155,8 @@ class More(MaskedLearner):
                 self._back_update(task, tokens, listener)
         with self._clock("train"):
             features = self.embed(tokens, str(task.index))
-            statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)  # Eq. 5-6
-            net = self.tasks[-1]
-            net.means.copy_(statistics.means)
-            net.covariance.copy_(statistics.covariance)
-            net.samples.fill_(statistics.samples)
+            require_finite(task.index, [features])
+            self.tasks[-1].describe(features, task.targets.to(self.device))
         columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
@@ -202,26 +245,12 @@ class More(MaskedLearner):
 
     # ---- Algorithm 2 ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        """Eq. 7 (or Eq. 2 without the coefficient): p(Y^k | x, k) s^k(x) of every task, side by side."""
-        scores, probabilities = [], []
-        for k, (net, z) in enumerate(zip(self.tasks, features, strict=True)):
-            logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
-            p = (logits / self.config.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
-            probabilities.append(p)
-            if self.config.coefficient:
-                p = p * gaussian.coefficient(z, net.means, self._precision_of(k), self.config.c)[:, None]  # Eq. 4
-            scores.append(p)
-        joined = torch.cat(scores, 1)
-        return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
+    def _new_rule(self) -> Rule:
+        config = self.config
+        return MoreRule(self._all_tasks, config.temperature, config.c if config.coefficient else None)
 
-    def _precision_of(self, task: int) -> Tensor:
-        """Inverse covariance of a task, computed when it is first needed."""
-        key = f"precision {task}"
-        if key not in self._derived:
-            self._derived[key] = gaussian.precision(self.tasks[task].gaussians)
-        return cast(Tensor, self._derived[key])
+    def _all_tasks(self) -> list[MoreTask]:
+        return self.tasks
 
     # ---- to look inside ---------------------------------------------------------------------------------------
 
@@ -231,7 +260,25 @@ class More(MaskedLearner):
         return Gaussians(net.means.cpu(), net.covariance.cpu(), int(net.samples))
 
     def entries(self) -> dict[str, int]:
-        return super().entries() | {"statistics": sum(t.means.numel() + t.covariance.numel() for t in self.tasks)}
+        """The precision matrices are not counted: they are computed from the covariances."""
+        parts = super().entries()
+        parts["statistics"] += sum(net.means.numel() + net.covariance.numel() for net in self.tasks)
+        return parts
+
+    def _restore_networks(
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
+    ) -> None:
+        """A learner that was saved without precision matrices gets them here."""
+        super()._restore_networks(classes, task_sizes, _with_precision(state, len(task_sizes)))
+
+
+def _with_precision(state: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
+    missing = [k for k in range(tasks) if f"model.tasks.{k}.precision" not in state]
+    made = {}
+    for k in missing:
+        means, covariance, samples = (state[f"model.tasks.{k}.{name}"] for name in ("means", "covariance", "samples"))
+        made[f"model.tasks.{k}.precision"] = gaussian.precision(Gaussians(means, covariance, int(samples)))
+    return state | made
 
 
 def _emphasis(own: Tensor, share: float | None) -> Tensor:

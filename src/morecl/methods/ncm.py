@@ -9,21 +9,31 @@ Deviations: none on a frozen backbone; :mod:`morecl.methods.prototypes` says how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from morecl.methods.base import Output
 from morecl.methods.prototypes import PrototypeLearner
+from morecl.scoring import Output, Rule
+
+
+class NearestMean(Rule):
+    """The nearest of the class ``means`` (C, D) wins."""
+
+    def __init__(self, means: Callable[[], Tensor]):
+        super().__init__()
+        self._means = means
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        distance = torch.cdist(features[0].double(), self._means())  # (N, C)
+        p = (-distance).softmax(1)
+        return Output(-distance, p, p.amax(1))
 
 
 class Ncm(PrototypeLearner):
     name: ClassVar[str] = "ncm"
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        distance = torch.cdist(features[0].double(), self.prototypes.means)  # (N, C)
-        p = (-distance).softmax(1)
-        return Output(-distance, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return NearestMean(self._means)

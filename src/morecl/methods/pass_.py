@@ -32,7 +32,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ClassVar, cast
 
 import numpy as np
@@ -44,7 +44,7 @@ from torch.nn import functional as F
 from morecl import gaussian
 from morecl.config import TrainingConfig
 from morecl.images import ImageArray, to_side
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
@@ -150,10 +150,8 @@ class Pass(SingleHeadLearner):
         known = task.first_column
         self.prototypes.variance.copy_((known * self.prototypes.variance + variance.sum()) / (known + task.classes))
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        p = self.head(features[0])[:, ::ROTATIONS].double().softmax(1)
-        return Output(p, p, p.amax(1))
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        return [lambda features: self.head(features)[:, ::ROTATIONS]]
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.prototypes.means.numel() + 1}

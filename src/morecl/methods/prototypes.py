@@ -31,7 +31,7 @@ class Prototypes(nn.Module):
 
 
 class PrototypeLearner(Learner):
-    """A learner that trains nothing. A subclass says in ``score`` how an image is compared with the means.
+    """A learner that trains nothing. A subclass brings a rule that compares images with the means.
 
     With ``freeze_backbone=False`` there must be something to train the backbone with: the first task does, by
     cross-entropy through a linear head that is thrown away, and backbone and norms stay so, as the means of its classes
@@ -88,6 +88,9 @@ class PrototypeLearner(Learner):
 
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         return self._embed(tokens)
+
+    def _means(self) -> Tensor:
+        return self.prototypes.means
 
     def entries(self) -> dict[str, int]:
         norms = 0 if self.norms is None else count(self.norms)

@@ -19,7 +19,7 @@ backbone of its own, from the initial weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 import torch
@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
-from morecl.methods.base import Learner, Output, TaskData, count
+from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters
 from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
+from morecl.scoring import MaximumSoftmax, Rule
 
 
 class TaskModel(nn.Module):
@@ -98,10 +99,11 @@ class Single(Learner):
         adapters = net.adapters.weights()
         return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, net.backbone))
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        p = torch.cat([net.head(z).double().softmax(1) for net, z in zip(self.tasks, features, strict=True)], 1)
-        return Output(p, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return MaximumSoftmax(self._heads)
+
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        return [net.head for net in self.tasks]
 
     def entries(self) -> dict[str, int]:
         parts = {

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from morecl.config import SgdConfig, TrainingConfig
-from morecl.methods.base import Learner, Output, count
+from morecl.methods.base import Learner, count
 from morecl.nn.adapter import Adapters
 from morecl.nn.heads import GrowingHead
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.random import generator
+from morecl.scoring import MaximumSoftmax, Rule
 
 
 class SingleHeadLearner(Learner):
-    """A learner with one network. A subclass says in ``_learn`` what loss a task is trained with; the OOD score is the
-    maximum softmax probability unless it says otherwise in ``score``."""
+    """A learner with one network. A subclass defines in ``_learn`` the loss that a task is trained with. The OOD
+    score is the maximum softmax probability unless it brings another rule."""
 
     Config: ClassVar[type[SgdConfig]] = TrainingConfig
     config: TrainingConfig
@@ -70,10 +71,12 @@ class SingleHeadLearner(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         return self._embed(tokens)
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        p = self.head(features[0]).double().softmax(1)
-        return Output(p, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return MaximumSoftmax(self._heads)
+
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        """The head's outputs, one per class: (N, D) -> (N, C). In a list, as for methods with several networks."""
+        return [self.head]
 
     def entries(self) -> dict[str, int]:
         parts = {"adapters": count(self.adapters), "norms": count(self.norms), "heads": count(self.head)}

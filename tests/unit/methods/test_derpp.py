@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from morecl.methods import base
+from morecl.methods import tools
 from morecl.methods.derpp import Derpp, equation_6
 from tiny import found_in, images_of, learner_of, resumes, teach
 
@@ -18,7 +18,7 @@ class Watch:
         self.said: list[torch.Tensor] = []  # logits of current batches, step by step
         self.replayed: list[tuple[torch.Tensor, torch.Tensor]] = []  # stored logits, which entries count
         self.drawn: list[torch.Tensor] = []  # tokens held to their logits, then to their labels, step by step
-        original = base.fit
+        original = tools.fit
 
         def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
             learner = self.learner
@@ -32,7 +32,7 @@ class Watch:
 
             original(watched, batches, *args, **kwargs)
 
-        monkeypatch.setattr(base, "fit", spy)
+        monkeypatch.setattr(tools, "fit", spy)
 
     learner: Derpp
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from morecl.distillation import class_weights
-from morecl.methods import base
+from morecl.methods import tools
 from morecl.methods.gd import Gd
 from tiny import found_in, images_of, learner_of, resumes, teach
 
@@ -16,7 +16,7 @@ from tiny import found_in, images_of, learner_of, resumes, teach
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What each call of the training loop was given, batches included."""
     calls: list[dict[str, Any]] = []
-    original = base.fit
+    original = tools.fit
 
     def spy(loss: Any, batches: Any, optimizer: Any, **kwargs: Any) -> None:
         seen: list[Any] = []
@@ -29,7 +29,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         original(loss, watched, optimizer, **kwargs)
 
-    monkeypatch.setattr(base, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     return calls
 
 
