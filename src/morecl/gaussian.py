@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 NULL = 1e-9  # eigenvalues below this share of the largest are rounding of features, not variance
+AT_ONCE = 2**22  # numbers in the differences that are held at once: 32 MiB
 MIN_DISTANCE = 1e-6  # an image equal to a class mean would have an infinite coefficient
 
 
@@ -63,10 +64,14 @@ def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:
     """Distance (not squared) of each feature to each mean: (N, D), (C, D), (D, D) -> (N, C).
 
     sqrt((z - mu)^T P (z - mu)), computed from the differences themselves: the expanded square would lose the small
-    distances to rounding.
+    distances to rounding. Images are taken some at a time: the differences of all would be (N, C, D).
     """
-    difference = features.double()[:, None, :] - means[None]  # (N, C, D)
-    return ((difference @ precision) * difference).sum(-1).clamp(min=0).sqrt()
+    rows = max(1, AT_ONCE // means.numel()) if means.numel() else 1
+    parts = [features.new_empty(0, len(means), dtype=torch.float64)]
+    for some in features.double().split(rows):
+        difference = some[:, None, :] - means[None]  # (n, C, D)
+        parts.append(((difference @ precision) * difference).sum(-1).clamp(min=0).sqrt())
+    return torch.cat(parts)
 
 
 def coefficient(features: Tensor, means: Tensor, precision: Tensor, c: float) -> Tensor:
