@@ -1,4 +1,4 @@
-"""Replay memory: what is stored, and the rules by which images get in (balanced, herding, reservoir, everything)."""
+"""Replay memory: what it stores, and how images are selected (balanced, herding, reservoir, everything)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Extra = NDArray[np.float32]
 
 
 class ReplayMemory:
-    """At most ``size`` images, their classes, and whatever a method keeps beside each image (``extras``).
+    """At most ``size`` images, their classes, and whatever a method stores with each image (``extras``).
 
-    A method fills its memory by one rule only:
+    A method fills its memory in one way only:
 
-    - :meth:`update`: balanced, ``size // classes seen`` of each class, drawn at random without replacement;
-    - :meth:`update_ranked`: balanced, the first ones of an order that the method gives (:func:`herding`);
+    - :meth:`update`: balanced, ``size // classes seen`` images of each class, drawn at random without replacement;
+    - :meth:`update_ranked`: balanced, the first images of an order that the method gives (:func:`herding`);
     - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
-    - :meth:`replace`: the method has decided by itself; :meth:`append`: everything is kept, whatever ``size``.
+    - :meth:`replace`: the method decides by itself; :meth:`append`: everything is kept, whatever ``size``.
 
-    In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs; a
-    class with fewer images than its share keeps them all, and what it does not use stays unused, so the memory stays
-    balanced. Once there are more classes than places, as many classes as there are places have one image each, every
-    class with the same probability. Images are kept as they came (uint8). As soon as sizes differ between tasks, all
-    are kept at the backbone's resize size.
+    In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs. A
+    class with fewer images than its share keeps them all, and the rest of its share stays unused, so the memory stays
+    balanced. Once there are more classes than places, each place holds one image of another class, and every class is
+    equally likely to have one. Images are kept as they came (uint8); once sizes differ between tasks, all are kept at
+    the backbone's resize size.
     """
 
     def __init__(self, size: int, classes: Sequence[Hashable], side: int):
@@ -37,7 +37,7 @@ class ReplayMemory:
         self.images: ImageArray = np.empty((0, side, side, 3), np.uint8)
         self.columns: Columns = np.empty(0, np.int64)  # position of the class in `classes`
         self.extras: dict[str, Extra] = {}  # name -> one row per image
-        self.seen = 0  # images that were offered to the reservoir
+        self.seen = 0  # images offered to the reservoir so far
         self._classes = classes
         self._side = side
 
@@ -50,13 +50,13 @@ class ReplayMemory:
         return [self._classes[c] for c in self.columns]
 
     def quota(self, classes: int) -> int:
-        """Images per class once ``classes`` have been seen: at least one, if any."""
+        """Images per class once ``classes`` have been seen: at least one, unless the memory has no places."""
         return max(self.size // classes, min(self.size, 1))
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
     def update(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
-        """Take in a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
+        """Add a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
         order = torch.randperm(len(columns), generator=generator).numpy()
         self.update_ranked(images, columns, order, generator, **extras)
 
@@ -65,7 +65,7 @@ class ReplayMemory:
     ) -> None:
         """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
 
-        What is stored of a class stays in that order, so an older class is cut from its end.
+        The stored images of a class stay in that order, so an older class is cut from its end.
         """
         quota = self.quota(int(columns.max()) + 1)
         holders = self._holders(np.unique(columns), generator)
@@ -75,7 +75,7 @@ class ReplayMemory:
         self._store(old, images[new], columns[new], {name: value[new] for name, value in extras.items()})
 
     def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:
-        """The classes that have a place once those of ``new`` have come: all, or a reservoir of ``size`` classes."""
+        """The classes with a place once those of ``new`` are added: all, or a reservoir of ``size`` classes."""
         holders = np.unique(self.columns).tolist()
         if self.size > int(new.max()):
             return {*holders, *new.tolist()}
@@ -95,7 +95,7 @@ class ReplayMemory:
         self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
 
     def append(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
-        """Keep all that is stored and all of ``images``."""
+        """Keep everything stored and add all of ``images``."""
         self._store(np.arange(len(self)), images, columns, extras)
 
     def replace(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
@@ -109,7 +109,7 @@ class ReplayMemory:
         return _joined(self.images, images, self._side)
 
     def state(self) -> dict[str, Tensor]:
-        """All that is stored, as tensors by name (not copies)."""
+        """Everything stored, as tensors by name (not copies)."""
         extras = {f"extras.{name}": torch.from_numpy(value) for name, value in self.extras.items()}
         return {
             "images": torch.from_numpy(self.images),
@@ -128,9 +128,9 @@ class ReplayMemory:
         }
 
     def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
-        """Hold the images ``kept`` (indices) of those stored, then ``images``, as copies: the arrays are the user's."""
+        """Hold the stored images ``kept`` (indices), then copies of ``images``: those arrays are the user's."""
         if len(kept) and extras.keys() != self.extras.keys():
-            raise ValueError(f"stored images have {sorted(self.extras)} beside them, new ones {sorted(extras)}")
+            raise ValueError(f"stored images have the extras {sorted(self.extras)}, new ones {sorted(extras)}")
         self.extras = {
             name: _padded(self.extras[name][kept], new) if len(kept) else new.copy() for name, new in extras.items()
         }
@@ -155,7 +155,7 @@ class LogitReservoir:
         self._memory, self._stored, self._count = memory, len(memory), len(columns)
         widths = np.repeat(np.cumsum(sizes), sizes)[self.columns]  # classes seen when the image's class came
         self._widths = torch.from_numpy(widths).to(device)
-        # One slot more than the reservoir has takes what does not enter, so that every step has the same shapes.
+        # One extra slot takes images that do not enter, so that every step has the same shapes.
         self._image_of_slot = torch.zeros(memory.size + 1, dtype=torch.int64, device=device)
         self._logits = torch.zeros(memory.size + 1, sum(sizes), device=device)
         if self._stored:
@@ -237,7 +237,7 @@ def reservoir_slots(seen: int, count: int, size: int, generator: torch.Generator
     """Where reservoir sampling puts the images number seen..seen+count-1 of a stream: slot, or -1 for nowhere. (count,)
 
     Image i goes to slot i while there is room, then to slot j drawn from 0..i if j < size (Vitter 1985, algorithm R).
-    The choice does not look at the images, so it can be made ahead of time.
+    The choice does not depend on the images, so it can be made ahead of time.
     """
     number = np.arange(seen, seen + count)
     draw = torch.rand(count, generator=generator, dtype=torch.float64).numpy()

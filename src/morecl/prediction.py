@@ -70,10 +70,15 @@ def _pieces(images: Any, size: int) -> Iterator[Any]:
         yield list(itertools.islice(images, size))
         while piece := list(itertools.islice(images, size)):
             yield piece
-    elif (isinstance(images, Sequence) and not isinstance(images, str | bytes)) or getattr(images, "shape", ()):
+    elif (isinstance(images, Sequence) and not isinstance(images, str | bytes)) or _has_rows(images):
         yield from (images[start : start + size] for start in range(0, max(1, len(images)), size))
     else:
         yield images
+
+
+def _has_rows(images: Any) -> bool:
+    """Whether this is an array or a tensor of one dimension or more."""
+    return hasattr(images, "shape") and len(images.shape) > 0
 
 
 def _read(piece: Any, first: int, side: int, skipped: list[str] | None) -> tuple[ImageArray, NDArray[np.int64]]:

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from morecl.config import LearnerConfig, SgdConfig
+from morecl.config import LearnerConfig, Role, SgdConfig
 from morecl.errors import DivergedError, InputError
 from morecl.images import as_array
 from morecl.memory import ReplayMemory
@@ -53,7 +54,7 @@ ENTRIES = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
 
 # Settings with these roles do not change what is trained.
 SCORING: Any = "scoring"
-MACHINE = ("machine", "weights")
+MACHINE: tuple[Role, ...] = ("machine", "weights")
 
 
 class Learner(TrainingTools, ABC):
@@ -164,7 +165,7 @@ class Learner(TrainingTools, ABC):
         except BaseException as error:
             self.restore(classes, sizes, before)
             self.seconds = seconds
-            if isinstance(error, torch.linalg.LinAlgError):
+            if isinstance(error, LinAlgError):
                 raise DivergedError(f"training diverged in task {task.index + 1} ({error}); lower lr") from error
             raise
 

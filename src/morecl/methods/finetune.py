@@ -1,8 +1,8 @@
 """Naive fine-tuning: the lower bound.
 
-Each task trains adapters, norms and the growing head on its own data alone, cross-entropy over all classes seen. No
-memory, no protection: what earlier tasks needed is overwritten. With ``freeze_backbone=False`` the backbone is trained
-like the rest.
+Each task trains adapters, norms and the growing head on its own data alone, with cross-entropy over all classes seen.
+There is no memory and no protection, so what earlier tasks need is overwritten. With ``freeze_backbone=False`` the
+backbone is trained like the rest.
 """
 
 from __future__ import annotations

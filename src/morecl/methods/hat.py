@@ -1,22 +1,22 @@
 """HAT: Overcoming Catastrophic Forgetting with Hard Attention to the Task (Serra, Suris, Miron, Karatzoglou; ICML
 2018), made class-incremental by HyperNet's task-id prediction (von Oswald, Henning, Sacramento, Grewe; ICLR 2020).
 
-Each task trains the adapters under its own hard-attention masks, its own norms and its own head of |Y^k| outputs, as
-MORE does but without the *ood* output, without replay and without back-update. As HAT needs to be told the task, a test
-image goes through every task's network and the head that is surest of itself wins:
+Each task trains the adapters under its own hard-attention masks, its own norms, and its own head of |Y^k| outputs, like
+MORE but without the *ood* output, replay and back-update. HAT itself needs to know the task of a test image. Here the
+image goes through every task's network, and the head with the least entropy wins:
 
     k* = argmin_k H(p(. | x, k)),   H(p) = -sum_c p_c log p_c;   y* = argmax_c p(c | x, k*)
 
-Scores are softmax outputs of every head, those of task k* raised by 1: they lie above all others, and within a task the
-order is that of its head. The OOD score is the maximum softmax probability of the chosen head.
+Scores are the softmax outputs of all heads, those of task k* plus 1, so that they exceed all others while the order
+within each task stays that of its head. The OOD score is the maximum softmax probability of the chosen head.
 
 Deviations:
 
-- HAT's masks sit on the adapters of a frozen ViT, not on all units; norms are per task and need no protection.
+- HAT's masks apply to the adapters of a frozen ViT, not to all units; norms are per task and need no protection.
   ``freeze_backbone=False`` trains the ViT in the first task only (:mod:`morecl.methods.masked`).
 - A finished task's masks are rounded to exactly {0, 1}, so the protection does not leak.
-- Entropies are compared as they are, as in HyperNet, where all tasks have equally many classes. With unequal tasks the
-  smaller one is favoured (its entropy is bounded by log |Y^k|); a task of one class has entropy 0 and always wins.
+- Entropies are compared without normalisation, as in HyperNet, where all tasks have equally many classes. With tasks of
+  different sizes the smaller one is favoured (its entropy is at most log |Y^k|); a task of one class always wins.
 - s_max = 400 and lambda = 0.75 are HAT's own; momentum SGD without its gradient clipping and its rate schedule.
 """
 
@@ -36,7 +36,7 @@ from morecl.scoring import Heads, Output, Rule
 
 
 class LeastEntropy(Rule):
-    """The head with the least entropy answers, the others cannot win."""
+    """The head with the least entropy wins; see the module's text."""
 
     def __init__(self, heads: Heads):
         super().__init__()

@@ -1,15 +1,15 @@
 """iCaRL: Incremental Classifier and Representation Learning (Rebuffi, Kolesnikov, Sperl, Lampert; CVPR 2017).
 
-The network is trained as a multi-label classifier, g_y(x) = sigmoid(w_y . phi(x) + b_y), on the new data and the stored
-exemplars together. Before that, the old network's outputs q_y = g_y(x) are written down for every image. With the new
+The network is trained as a multi-label classifier, g_y(x) = sigmoid(w_y . phi(x) + b_y), on the new data together with
+the stored exemplars. Before that, the old network's outputs q_y = g_y(x) are computed for every image. With the new
 classes s..t and the old ones 1..s-1 the loss is (Algorithm 3)
 
     l = - sum_i [ sum_{y=s..t} [y = y_i] log g_y(x_i) + [y != y_i] log(1 - g_y(x_i))
                 + sum_{y<s}    q_y_i log g_y(x_i) + (1 - q_y_i) log(1 - g_y(x_i)) ].
 
-Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), those of the older classes
-cut from the end (Algorithm 5). The head only serves to train the features: an image goes to the class whose exemplars'
-mean is nearest (Algorithm 1), features and means normalised to length one,
+Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), and those of older classes
+are cut from the end (Algorithm 5). The head only serves to train the features: an image goes to the class with the
+nearest mean of exemplars (Algorithm 1), with features and means normalised to length one,
 
     y* = argmin_y || phi(x) - mu_y ||,    mu_y = mean of phi over the exemplars of y.
 
@@ -18,7 +18,7 @@ Deviations:
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
   ``freeze_backbone=False`` trains the backbone in every task.
 - The loss is summed over classes and averaged over the images of a batch (the published code averages over both and
-  makes up for it with a learning rate of 2).
+  compensates with a learning rate of 2).
 - No weight decay and no learning-rate steps: rate and epochs are those of the benchmark, as for every method here.
 - OOD score: maximum softmax probability of the head. The paper has none.
 """

@@ -1,9 +1,9 @@
 """Joint training: the upper bound.
 
-Keeps every image. For each task it starts anew from the pre-trained backbone (fresh adapters, norms and head) and
-trains on everything seen so far, cross-entropy over all classes, as if all had come at once. Not a continual learner:
-nothing can be forgotten, and both memory and time grow with the stream. It says what the others could reach at best.
-With ``freeze_backbone=False`` the backbone is trained too, each time anew from its initial weights.
+Keeps every image. For each task it starts again from the pre-trained backbone (new adapters, norms and head) and trains
+on everything seen so far, with cross-entropy over all classes, as if all data came at once. Not a continual learner:
+nothing can be forgotten, and both memory and time grow with the stream. It shows the best that others could reach.
+With ``freeze_backbone=False`` the backbone is trained too, each time from its initial weights.
 """
 
 from __future__ import annotations

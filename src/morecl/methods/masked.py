@@ -1,11 +1,11 @@
-"""What multi-head methods with hard attention share: adapters that all tasks train under masks of their own.
+"""Base class of multi-head methods with hard attention: tasks share adapters, each under its own masks.
 
-The mechanism is HAT's (Serra et al., ICML 2018) on adapters, as MORE uses it; equation numbers are those of the MORE
-paper, Section 3.4. Each task owns its masks, its copy of the norms and its head; later tasks cannot change what it
-uses, because its masks, rounded to exactly {0, 1} when it ends, block their updates.
+The mechanism is HAT's (Serra et al., ICML 2018) applied to adapters, as in MORE; equation numbers are those of the MORE
+paper, Section 3.4. Each task owns its masks, its copy of the norms and its head. When it ends, its masks are rounded to
+exactly {0, 1} and block all later updates of what it uses.
 
-With ``freeze_backbone=False`` the first task trains the backbone as well. No mask protects it, so later tasks leave it
-as it is; their norms start from those that were trained with it.
+With ``freeze_backbone=False`` the first task also trains the backbone. No mask protects it, so later tasks leave it as
+it is; their norms start from those that were trained with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from morecl.training import Batch, ProtectedSGD
 
 
 class MaskedConfig(TrainingConfig):
-    s_max: float = Field(400.0, gt=1, description="how hard the attention gets (Eq. 8)")
+    s_max: float = Field(400.0, gt=1, description="largest steepness of the attention (Eq. 8)")
     lamb: float = Field(0.75, ge=0, description="weight of the regulariser (Eq. 12)")
 
 
@@ -62,8 +62,8 @@ class MaskedTask(nn.Module):
 
 
 class MaskedLearner(Learner):
-    """A learner with one network a task. A subclass makes the task's part in ``_new_task``, says what batches it is
-    trained on and how the heads' answers are joined."""
+    """A learner with one network per task. A subclass creates the task's part in ``_new_task``, chooses the batches
+    that it is trained on, and brings the rule that joins the heads' outputs."""
 
     Config: ClassVar[type[SgdConfig]] = MaskedConfig
     config: MaskedConfig
@@ -93,7 +93,7 @@ class MaskedLearner(Learner):
 
     @property
     def tasks(self) -> list[MaskedTask]:
-        """One :class:`MaskedTask` a task (an ``nn.ModuleList``)."""
+        """One :class:`MaskedTask` per task (an ``nn.ModuleList``)."""
         return cast("list[MaskedTask]", self.model["tasks"])
 
     # ---- training ---------------------------------------------------------------------------------------------
@@ -105,12 +105,12 @@ class MaskedLearner(Learner):
         steps: int,
         listener: Listener,
     ) -> None:
-        """Minimise Eq. 13: cross-entropy plus Eq. 12, over the newest task's norms, embedding and head, what earlier
-        tasks left free of the adapters and, in the first task, a backbone that is not frozen.
+        """Minimise Eq. 13 (cross-entropy plus Eq. 12) over the newest task's norms, embedding and head, the part of the
+        adapters that earlier tasks left free, and, in the first task, a backbone that is not frozen.
 
         Args:
-            batches: ``batches(epoch)`` yields ``steps`` times tokens (B, L, D), targets (B,) and weights (B,) of the
-                mean; see :meth:`_weighted_batches`.
+            batches: ``batches(epoch)`` yields ``steps`` batches of tokens (B, L, D), targets (B,) and weights (B,) for
+                the mean; see :meth:`_weighted_batches`.
         """
         config, net = self.config, self.tasks[-1]
         before = accumulated([t.mask for t in self.tasks[:-1]], net.embedding.detach())
@@ -151,7 +151,7 @@ class MaskedLearner(Learner):
 
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
-        """Few images go through all networks in one pass, many through one network after the other."""
+        """A few images go through all networks in one pass, many images through one network after the other."""
         count, tasks = len(tokens), len(self.tasks)
         if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
             return super().embed_all(tokens)
@@ -170,7 +170,7 @@ class MaskedLearner(Learner):
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
         return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])
 
-    # ---- to look inside ---------------------------------------------------------------------------------------
+    # ---- inspection -------------------------------------------------------------------------------------------
 
     def masks(self, task: int) -> dict[str, NDArray[np.float32]]:
         """The task's rounded masks: ``blocks.0.attn.m1`` (K,), ``blocks.0.attn.m2`` (D,), ``blocks.0.mlp.m1``, ..."""

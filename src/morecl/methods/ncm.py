@@ -1,10 +1,10 @@
 """NCM: nearest class mean on the frozen backbone (paper, Section 4.5, "Performance of Pre-Trained Feature Extractor").
 
-Nothing is trained: a class is the mean of its features, an image goes to the nearest mean (Euclidean). Adding a class
-does not touch the others, so there is no forgetting; what it reaches is what the pre-trained features are worth.
-The OOD score is the maximum of softmax(-distance).
+Nothing is trained: a class is represented by the mean of its features, and an image goes to the nearest mean
+(Euclidean). Adding a class does not touch the others, so nothing is forgotten, and the accuracy shows how good the
+pre-trained features are. The OOD score is the maximum of softmax(-distance).
 
-Deviations: none on a frozen backbone; :mod:`morecl.methods.prototypes` says how one that is not frozen is trained.
+Deviations: none on a frozen backbone. :mod:`morecl.methods.prototypes` tells how a trainable one is trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What prototype classifiers share: one mean a class, under features that no later task changes."""
+"""Base class of prototype classifiers: one mean per class, under features that no later task changes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class Prototypes(nn.Module):
 class PrototypeLearner(Learner):
     """A learner that trains nothing. A subclass brings a rule that compares images with the means.
 
-    With ``freeze_backbone=False`` there must be something to train the backbone with: the first task does, by
-    cross-entropy through a linear head that is thrown away, and backbone and norms stay so, as the means of its classes
-    would lose their meaning otherwise.
+    With ``freeze_backbone=False`` the first task trains backbone and norms, with cross-entropy on a linear head that is
+    then dropped. Later tasks leave them unchanged, or the means of earlier classes would lose their meaning.
     """
 
     Config: ClassVar[type[SgdConfig]] = SgdConfig
@@ -54,7 +53,7 @@ class PrototypeLearner(Learner):
 
     @property
     def norms(self) -> Norms | None:
-        """Those that were trained with the backbone; ``None`` where it is frozen."""
+        """Those trained with the backbone; ``None`` if it is frozen."""
         return cast(Norms, self.model["norms"]) if "norms" in self.model else None
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
@@ -68,7 +67,7 @@ class PrototypeLearner(Learner):
                 self.prototypes.means[task.first_column + c] = features[own].mean(0)
 
     def _train(self, parameters: list[nn.Parameter], task: TaskData, tokens: Tokens, listener: Listener) -> None:
-        """Minimise the cross-entropy of a head of its own over ``parameters``."""
+        """Minimise the cross-entropy of a temporary head over its own weights and ``parameters``."""
         head = GrowingHead(self.network.dim).to(self.device)
         head.grow(task.classes, generator(self.config.seed, "head", task.index))
 

@@ -1,20 +1,20 @@
 """Single-task models: the reference that forward transfer is measured against. Not a continual learner.
 
-For each task a fresh model (adapters, norms, head) is trained on that task alone, from the pre-trained backbone, as if
-no other task existed. Nothing is shared, so nothing is forgotten and nothing is transferred. What it is for:
+For each task a new model (adapters, norms, head) is trained on that task alone, from the pre-trained backbone, as if no
+other task existed. Nothing is shared, so nothing is forgotten and nothing is transferred. It is used to compute
 
-    FWT = mean over k of (accuracy of the method on task k when it has just learned it
-                          - accuracy of the single-task model of task k, task told)
+    FWT = mean over k of (accuracy of the method on task k right after learning it
+                          - accuracy of the single-task model of task k, with the task known)
 
 (paper, appendix, after Ke et al., NeurIPS 2020, with the pre-trained backbone and adapters in place of a random start).
 The second term is the diagonal of this method's task-incremental accuracy matrix. Each model starts from the same
 adapters as every other method's first task and uses the same settings.
 
-Its class-incremental answer is what independent models give without knowing the task: the largest softmax output over
-all models. That number is no bound of anything; none of the models has seen the others' classes.
+Its class-incremental prediction is that of independent models without knowledge of the task: the largest softmax output
+over all models. That accuracy bounds nothing; none of the models has seen the others' classes.
 
-Deviations: none; the paper gives no further detail. With ``freeze_backbone=False`` each task trains a copy of the
-backbone of its own, from the initial weights.
+Deviations: none; the paper gives no further detail. With ``freeze_backbone=False`` each task trains its own copy of the
+backbone, from the initial weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from morecl.scoring import MaximumSoftmax, Rule
 
 
 class TaskModel(nn.Module):
-    """All that one task trains: adapters, norms, head (D -> |Y|) and, unless it is frozen, the backbone."""
+    """Everything that one task trains: adapters, norms, head (D -> |Y|) and, unless it is frozen, the backbone."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Single(Learner):
 
     @property
     def tasks(self) -> list[TaskModel]:
-        """One :class:`TaskModel` a task (an ``nn.ModuleList``)."""
+        """One :class:`TaskModel` per task (an ``nn.ModuleList``)."""
         return cast("list[TaskModel]", self.model["tasks"])
 
     def _learn(self, task: TaskData, listener: Listener) -> None:

@@ -1,4 +1,4 @@
-"""What single-head methods share: adapters, norms (and the backbone, unless frozen) that all tasks train; one head."""
+"""Base class of single-head methods: all tasks train one set of adapters and norms, one head (and the backbone)."""
 
 from __future__ import annotations
 
