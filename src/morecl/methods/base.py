@@ -46,7 +46,7 @@ from morecl.training import require_finite
 __all__ = ["Learner", "Output", "Prediction", "TaskData", "count"]
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
-CHECKED_IMAGES = 32  # of a learned task, whose scores must be finite
+CHECKED_IMAGES = 32  # of each learned task, whose features and scores must be finite
 
 # Every record has these keys, 0 where a method has no such part.
 SECONDS = ("train", "back_update")
@@ -86,6 +86,7 @@ class Learner(TrainingTools, ABC):
         self.classes: list[Hashable] = []
         self.task_sizes: list[int] = []
         self.seconds = dict.fromkeys(SECONDS, 0.0)
+        self.checked_images = CHECKED_IMAGES
         self._derived: dict[str, Any] = {}  # computed from what was learned; dropped when that changes
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
         self.network = AdaptedViT(self.backbone.vit, self.dtype, frozen=config.freeze_backbone, kernels=self.compiled)
@@ -334,9 +335,11 @@ class Learner(TrainingTools, ABC):
             self.rule.fit(LearnedTask(self, task))
 
     def _require_finite(self, task: TaskData) -> None:
-        """Raise :class:`DivergedError` if anything learned is not finite, or what it says of some of the images."""
+        """Raise :class:`DivergedError` if anything learned is not finite, or features and scores of some images."""
         require_finite(task.index, self.state().values())
-        index = np.linspace(0, len(task.images) - 1, min(len(task.images), CHECKED_IMAGES)).astype(np.int64)
+        if not self.checked_images:
+            return
+        index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
         features = self.embed_all(self.prepare(task.images[index]))
         require_finite(task.index, features)
         require_finite(task.index, vars(self.score(features)).values())

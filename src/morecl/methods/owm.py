@@ -44,9 +44,7 @@ from morecl.training import shuffled_batches
 
 
 class OwmConfig(TrainingConfig):
-    alpha: float = Field(
-        1.0, gt=0, description="alpha_0, regulariser of the projector at the first batch of a task"
-    )
+    alpha: float = Field(1.0, gt=0, description="alpha_0, regulariser of the projector at the first batch of a task")
     alpha_decay: float = Field(0.1, gt=0, le=1, description="alpha decays to this fraction by the last batch of a task")
 
 
