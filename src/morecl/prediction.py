@@ -1,4 +1,4 @@
-"""Answers for images, and how many images are worked through in bounded memory."""
+"""Predictions, and reading any number of images in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from morecl.images import ImageArray, as_array
 
-CHUNK = 512  # images that are held at once, at least; a multiple of the batch size
+CHUNK = 512  # images held at once, rounded to whole batches
 _NAMED_IN_WARNING = 5
 
 OnError = Literal["raise", "skip"]
@@ -35,7 +35,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some images in a row: ``count`` of them, of which those that could be read are in ``images`` (n, H, W, 3)."""
+    """``count`` consecutive images; those that could be read are in ``images`` (n, H, W, 3)."""
 
     first: int  # number of the first image
     count: int
@@ -44,11 +44,11 @@ class Chunk:
 
 
 def chunks(images: Any, batch: int, side: int, on_error: OnError = "raise") -> Iterator[Chunk]:
-    """``images`` in pieces of a multiple of ``batch``, at least one piece; files are opened piece by piece.
+    """``images`` in chunks of whole batches, at least one chunk; files are opened chunk by chunk.
 
     Args:
-        images: all that :func:`morecl.images.as_array` takes, or an iterator of paths, PIL images or single arrays.
-            Only within a piece are images of different sizes brought to one size.
+        images: what :func:`morecl.images.as_array` takes, or an iterator of paths, PIL images or single arrays.
+            Images of different sizes are brought to one size within their chunk.
         on_error: ``"skip"`` leaves out images of a list or an iterator that cannot be read, with a warning.
     """
     if on_error not in ("raise", "skip"):

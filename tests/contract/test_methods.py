@@ -115,8 +115,8 @@ def test_a_second_task_is_learned_under_its_own_columns(method: str) -> None:
     learner.learn_task(*tiny.task([3, 4, 5], ["u", "v", "w"], 8))
     images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
     learner.learn_task(images, labels)
-    told = ["xyz"[column] for column in learner.scores(images)[:, 3:].argmax(1)]
-    assert np.mean([a == b for a, b in zip(told, labels, strict=True)]) > 0.8
+    within = ["xyz"[column] for column in learner.scores(images)[:, 3:].argmax(1)]
+    assert np.mean([a == b for a, b in zip(within, labels, strict=True)]) > 0.8
 
 
 def test_seconds_add_up() -> None:

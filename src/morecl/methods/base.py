@@ -167,15 +167,17 @@ class Learner(TrainingTools, ABC):
             self.restore(classes, sizes, before)
             self.seconds = seconds
             if isinstance(error, LinAlgError):
-                raise DivergedError(f"training diverged in task {task.index + 1} ({error}); lower lr") from error
+                raise DivergedError(
+                    f"training diverged: task {task.index + 1}: {error}; lower the learning rate (lr)"
+                ) from error
             raise
 
     def predict(self, images: Any, *, on_error: OnError = "raise") -> Prediction:
         """The most likely class of each image, and how little the image looks like anything learned.
 
         Args:
-            images: as for :meth:`learn_task`, or an iterator. They are opened and worked through in pieces, so memory
-                does not grow with their number.
+            images: uint8 (N, H, W, 3) or (N, H, W); or a list or iterator of PIL images, paths or single arrays. They
+                are opened and processed in chunks, so memory does not grow with their number.
             on_error: what to do about an image of a list or an iterator that cannot be read: ``"raise"`` an error that
                 names it, or ``"skip"`` it with a warning; its label is then ``None``, its confidence NaN.
         """
@@ -340,7 +342,7 @@ class Learner(TrainingTools, ABC):
         if not self.checked_images:
             return
         index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
-        features = self.embed_all(self.prepare(task.images[index]))
+        features = self._embed_each(self.prepare(task.images[index]))
         require_finite(task.index, features)
         require_finite(task.index, vars(self.score(features)).values())
 
