@@ -1,7 +1,7 @@
-"""Knowledge distillation and balance between classes: the losses' parts that several replay methods share.
+"""Knowledge distillation and class balancing: parts of the losses of several replay methods.
 
-No image is augmented in training, so a teacher says the same of an image in every epoch. Its outputs are therefore
-computed once, before training, and travel with the images; the teacher itself need not be kept.
+Images are not augmented in training, so a teacher's outputs are the same in every epoch. They are computed once, before
+training, and batched with the images; the teacher itself need not be kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def class_weights(columns: Tensor, first: int, last: int) -> Tensor:
-    """Weights (N,) under which the classes first..last-1 count alike: n / (classes present * n_y) for class y.
+    """Weights (N,) that balance the classes first..last-1: n / (classes present * n_y) for class y.
 
-    n is the number of images of these classes, n_y that of class y. Images of other classes weigh 1.
+    n is the number of images of these classes, n_y that of class y. Images of other classes have weight 1.
     """
     inside = (columns >= first) & (columns < last)
     counts = torch.bincount(columns, minlength=last)

@@ -1,4 +1,4 @@
-"""Class means, one shared covariance, Mahalanobis distance (paper, Eq. 4-6). float64 throughout."""
+"""Class means, a shared covariance and Mahalanobis distances (MORE paper, Eq. 4-6), all in float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NULL = 1e-9  # eigenvalues below this share of the largest are rounding of features, not variance
-MIN_DISTANCE = 1e-6  # an image equal to a class mean would have an infinite coefficient
+NULL = 1e-9  # eigenvalues below this fraction of the largest are rounding errors of features, not variance
+AT_ONCE = 2**22  # numbers in the differences that are held at once: 32 MiB
+MIN_DISTANCE = 1e-6  # or an image equal to a class mean would have an infinite coefficient
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Gaussians:
 
 
 def estimate(features: Tensor, targets: Tensor, classes: int) -> Gaussians:
-    """Eq. 5 and 6: mean of each class and the mean of the class covariances, each divided by its own n.
+    """Eq. 5 and 6: the mean of each class, and the mean of the class covariances, each divided by its own n.
 
     Args:
         features: (N, D); targets: (N,) in 0..classes-1, every class present.
@@ -35,15 +36,15 @@ def estimate(features: Tensor, targets: Tensor, classes: int) -> Gaussians:
 
 
 def precision(g: Gaussians) -> Tensor:
-    """Inverse of the covariance, (D, D), as far as there is one.
+    """Inverse or pseudo-inverse of the covariance: (D, D).
 
     Features come out of a LayerNorm, whose normalised values sum to zero, so they lie in a subspace of D - 1 dimensions
-    and no covariance of theirs has full rank. With samples enough (n - C >= D) the pseudo-inverse is used: it is the
-    inverse within that subspace, where all distances are measured, and equal to the inverse where there is one.
+    and their covariance never has full rank. With enough samples (n - C >= D) the pseudo-inverse is used: it is the
+    inverse within that subspace, where all distances are measured, and equals the inverse where one exists.
 
-    With fewer samples S says nothing about many directions. It is shrunk towards a multiple of the identity,
+    With fewer samples S has no information about many directions. It is shrunk towards a multiple of the identity,
     ``(1 - r) S + r tr(S)/D I``, by the amount r of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which
-    needs only S and n. A covariance of zero (one image a class) counts as the identity.
+    needs only S and n. A covariance of zero (one image per class) is treated as the identity.
     """
     S, D = g.covariance, g.covariance.shape[0]
     trace = torch.trace(S)
@@ -62,13 +63,17 @@ def precision(g: Gaussians) -> Tensor:
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:
     """Distance (not squared) of each feature to each mean: (N, D), (C, D), (D, D) -> (N, C).
 
-    sqrt((z - mu)^T P (z - mu)), computed from the differences themselves: the expanded square would lose the small
-    distances to rounding.
+    sqrt((z - mu)^T P (z - mu)), computed from the differences: expanding the square would lose small distances to
+    rounding. Images are processed in chunks to bound memory: the differences of all of them would be (N, C, D).
     """
-    difference = features.double()[:, None, :] - means[None]  # (N, C, D)
-    return ((difference @ precision) * difference).sum(-1).clamp(min=0).sqrt()
+    rows = max(1, AT_ONCE // means.numel()) if means.numel() else 1
+    parts = [features.new_empty(0, len(means), dtype=torch.float64)]
+    for some in features.double().split(rows):
+        difference = some[:, None, :] - means[None]  # (n, C, D)
+        parts.append(((difference @ precision) * difference).sum(-1).clamp(min=0).sqrt())
+    return torch.cat(parts)
 
 
 def coefficient(features: Tensor, means: Tensor, precision: Tensor, c: float) -> Tensor:
-    """Eq. 4: s(x) = max over the classes of c / MD(x), (N,)."""
+    """Eq. 4: s(x) = max over the classes of c / distance(x), (N,)."""
     return c / mahalanobis(features, means, precision).amin(1).clamp(min=MIN_DISTANCE)

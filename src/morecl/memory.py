@@ -1,8 +1,8 @@
-"""Replay memory: what is stored, and the rules by which images get in (balanced, herding, reservoir, everything)."""
+"""Replay memory: what it stores, and how images are selected (balanced, herding, reservoir, everything)."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,20 +16,20 @@ Extra = NDArray[np.float32]
 
 
 class ReplayMemory:
-    """At most ``size`` images, their classes, and whatever a method keeps beside each image (``extras``).
+    """At most ``size`` images, their classes, and whatever a method stores with each image (``extras``).
 
-    A method fills its memory by one rule only:
+    A method fills its memory in one way only:
 
-    - :meth:`update`: balanced, ``size // classes seen`` of each class, drawn at random without replacement;
-    - :meth:`update_ranked`: balanced, the first ones of an order that the method gives (:func:`herding`);
+    - :meth:`update`: balanced, ``size // classes seen`` images of each class, drawn at random without replacement;
+    - :meth:`update_ranked`: balanced, the first images of an order that the method gives (:func:`herding`);
     - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
-    - :meth:`replace`: the method has decided by itself; :meth:`append`: everything is kept, whatever ``size``.
+    - :meth:`replace`: the method decides by itself; :meth:`append`: everything is kept, whatever ``size``.
 
-    In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs; a
-    class with fewer images than its share keeps them all, and what it does not use stays unused, so the memory stays
-    balanced. Once there are more classes than places, as many classes as there are places have one image each, every
-    class with the same probability. Images are kept as they came (uint8). As soon as sizes differ between tasks, all
-    are kept at the backbone's resize size.
+    In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs. A
+    class with fewer images than its share keeps them all, and the rest of its share stays unused, so the memory stays
+    balanced. Once there are more classes than places, each place holds one image of another class, and every class is
+    equally likely to have one. Images are kept as they came (uint8); once sizes differ between tasks, all are kept at
+    the backbone's resize size.
     """
 
     def __init__(self, size: int, classes: Sequence[Hashable], side: int):
@@ -37,7 +37,7 @@ class ReplayMemory:
         self.images: ImageArray = np.empty((0, side, side, 3), np.uint8)
         self.columns: Columns = np.empty(0, np.int64)  # position of the class in `classes`
         self.extras: dict[str, Extra] = {}  # name -> one row per image
-        self.seen = 0  # images that were offered to the reservoir
+        self.seen = 0  # images offered to the reservoir so far
         self._classes = classes
         self._side = side
 
@@ -50,13 +50,13 @@ class ReplayMemory:
         return [self._classes[c] for c in self.columns]
 
     def quota(self, classes: int) -> int:
-        """Images per class once ``classes`` have been seen: at least one, if any."""
+        """Images per class once ``classes`` have been seen: at least one, unless the memory has no places."""
         return max(self.size // classes, min(self.size, 1))
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
     def update(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
-        """Take in a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
+        """Add a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
         order = torch.randperm(len(columns), generator=generator).numpy()
         self.update_ranked(images, columns, order, generator, **extras)
 
@@ -65,7 +65,7 @@ class ReplayMemory:
     ) -> None:
         """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
 
-        What is stored of a class stays in that order, so an older class is cut from its end.
+        The stored images of a class stay in that order, so an older class is cut from its end.
         """
         quota = self.quota(int(columns.max()) + 1)
         holders = self._holders(np.unique(columns), generator)
@@ -75,7 +75,7 @@ class ReplayMemory:
         self._store(old, images[new], columns[new], {name: value[new] for name, value in extras.items()})
 
     def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:
-        """The classes that have a place once those of ``new`` have come: all, or a reservoir of ``size`` classes."""
+        """The classes with a place once those of ``new`` are added: all, or a reservoir of ``size`` classes."""
         holders = np.unique(self.columns).tolist()
         if self.size > int(new.max()):
             return {*holders, *new.tolist()}
@@ -95,7 +95,7 @@ class ReplayMemory:
         self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
 
     def append(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
-        """Keep all that is stored and all of ``images``."""
+        """Keep everything stored and add all of ``images``."""
         self._store(np.arange(len(self)), images, columns, extras)
 
     def replace(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
@@ -109,7 +109,7 @@ class ReplayMemory:
         return _joined(self.images, images, self._side)
 
     def state(self) -> dict[str, Tensor]:
-        """All that is stored, as tensors by name (not copies)."""
+        """Everything stored, as tensors by name (not copies)."""
         extras = {f"extras.{name}": torch.from_numpy(value) for name, value in self.extras.items()}
         return {
             "images": torch.from_numpy(self.images),
@@ -128,14 +128,79 @@ class ReplayMemory:
         }
 
     def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
-        """Hold the images ``kept`` (indices) of those stored, then ``images``, as copies: the arrays are the user's."""
+        """Hold the stored images ``kept`` (indices), then copies of ``images``: those arrays are the user's."""
         if len(kept) and extras.keys() != self.extras.keys():
-            raise ValueError(f"stored images have {sorted(self.extras)} beside them, new ones {sorted(extras)}")
+            raise ValueError(f"stored images have the extras {sorted(self.extras)}, new ones {sorted(extras)}")
         self.extras = {
             name: _padded(self.extras[name][kept], new) if len(kept) else new.copy() for name, new in extras.items()
         }
         self.images = _joined(self.images[kept], images, self._side) if len(kept) else images.copy()
         self.columns = np.concatenate([self.columns[kept], columns])
+
+
+class LogitReservoir:
+    """DER++'s reservoir while a task is learned: images, and the logits that each got when it was seen.
+
+    Slot -> image and slot -> logits are tensors on the device. :meth:`write` changes them in place and without waiting
+    for the device, so it may be part of a step that is captured as a CUDA graph, and repeating it changes nothing.
+    Shorter rows of logits (of tasks with fewer classes) are padded with zeros.
+    """
+
+    def __init__(
+        self, memory: ReplayMemory, images: ImageArray, columns: Columns, sizes: Sequence[int], device: torch.device
+    ):
+        """``images`` (N, H, W, 3) and ``columns`` (N,) of the new task; ``sizes``: classes of each task, with it."""
+        self.images = memory.followed_by(images)  # what is in the memory, then the task
+        self.columns = np.concatenate([memory.columns, columns])
+        self._memory, self._stored, self._count = memory, len(memory), len(columns)
+        widths = np.repeat(np.cumsum(sizes), sizes)[self.columns]  # classes seen when the image's class came
+        self._widths = torch.from_numpy(widths).to(device)
+        # One extra slot takes images that do not enter, so that every step has the same shapes.
+        self._image_of_slot = torch.zeros(memory.size + 1, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(memory.size + 1, sum(sizes), device=device)
+        if self._stored:
+            logits = torch.from_numpy(memory.extras["logits"]).to(device)
+            self._image_of_slot[: self._stored] = torch.arange(self._stored, device=device)
+            self._logits[: self._stored, : logits.shape[1]] = logits
+
+    def epoch(
+        self, epoch: int, batch_size: int, replay_size: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Batches of one pass over the task: indices into ``images`` (B,), the slots that these images enter (B,), and
+        the slots of two draws from the reservoir (at most ``replay_size`` each).
+
+        Each batch counts as more of the stream, so the reservoir must be written before the next one is asked for.
+        """
+        size, seen = self._memory.size, self._memory.seen + epoch * self._count
+        order = (self._stored + torch.randperm(self._count, generator=generator)).split(batch_size)
+        slots = torch.from_numpy(reservoir_slots(seen, self._count, size, generator)).split(batch_size)
+        drawn: list[Tensor] = []  # does not depend on training: sent to the device at once
+        for own, slot in zip(order, slots, strict=True):
+            filled = min(seen, size)
+            replay = [torch.randperm(filled, generator=generator)[:replay_size] for _ in range(2)]
+            drawn += [own, last_of_each(slot, size), *replay]
+            seen += len(own)
+        sent = torch.cat(drawn).to(self._logits.device).split([len(part) for part in drawn])
+        yield from zip(*[iter(sent)] * 4, strict=True)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of ``slots`` (B,): indices into ``images`` (B,), logits (B, C) and which of their entries count (B, C)."""
+        index = self._image_of_slot[slots]
+        entry = torch.arange(self._logits.shape[1], device=index.device)
+        return index, self._logits[slots], entry < self._widths[index][:, None]
+
+    def write(self, index: Tensor, slots: Tensor, logits: Tensor) -> None:
+        """Put the images ``index`` (B,) with their ``logits`` (B, C) into ``slots`` (B,)."""
+        self._image_of_slot[slots] = index
+        self._logits[slots] = logits
+
+    def store(self, epochs: int) -> None:
+        """Make the memory hold what is in the reservoir after ``epochs`` passes over the task."""
+        memory = self._memory
+        memory.seen += epochs * self._count
+        filled = min(memory.seen, memory.size)
+        kept = self._image_of_slot[:filled].cpu().numpy()
+        memory.replace(self.images[kept], self.columns[kept], logits=self._logits[:filled].cpu().numpy())
 
 
 def herding(features: Tensor, count: int) -> Tensor:
@@ -172,12 +237,23 @@ def reservoir_slots(seen: int, count: int, size: int, generator: torch.Generator
     """Where reservoir sampling puts the images number seen..seen+count-1 of a stream: slot, or -1 for nowhere. (count,)
 
     Image i goes to slot i while there is room, then to slot j drawn from 0..i if j < size (Vitter 1985, algorithm R).
-    The choice does not look at the images, so it can be made ahead of time.
+    The choice does not depend on the images, so it can be made ahead of time.
     """
     number = np.arange(seen, seen + count)
     draw = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
     slot = np.where(number < size, number, np.floor(draw * (number + 1)).astype(np.int64))
     return np.where(slot < size, slot, -1)
+
+
+def last_of_each(slots: Tensor, elsewhere: int) -> Tensor:
+    """Where each image of a batch goes: of several that are sent to one slot the last stays, others go ``elsewhere``.
+
+    ``slots``: (B,) slot of each image, -1 for none. -> (B,)
+    """
+    _, back = np.unique(slots.numpy()[::-1], return_index=True)
+    last = torch.zeros(len(slots), dtype=torch.bool)
+    last[len(slots) - 1 - torch.from_numpy(back)] = True
+    return slots.where(last & (slots >= 0), elsewhere)
 
 
 def _joined(old: ImageArray, new: ImageArray, side: int) -> ImageArray:

@@ -1,4 +1,4 @@
-"""The only epoch loop, and the optimiser whose protected weights stay where they are."""
+"""The only training loop, and an optimiser that leaves protected weights unchanged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from morecl.progress import EpochDone, Listener
 
 Batch = tuple[Tensor, ...]
 
-WARM_UP_STEPS = 1  # before a step is captured, as CUDA graphs want it; the first batch went before that
+WARM_UP_STEPS = 1  # before a step is captured, as CUDA graphs require; the first batch has run before that
 
 
 class ProtectedSGD(torch.optim.Optimizer):
-    """SGD with momentum in which each parameter may carry a gate in [0, 1] that multiplies its *update* (Eq. 11).
+    """SGD with momentum in which a parameter may have a gate in [0, 1] that multiplies its *update* (MORE, Eq. 11).
 
-    v <- momentum v + g;  p <- p - lr * gate * v.  A gate of exactly 0 leaves the parameter bit-identical whatever
-    the momentum holds; masking the gradient alone would not.
+    v <- momentum v + g;  p <- p - lr * gate * v.  A gate of exactly 0 leaves the parameter bit-identical whatever the
+    momentum is; masking the gradient alone would not.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ProtectedSGD(torch.optim.Optimizer):
         momentum: float,
         gates: Sequence[Tensor] | None = None,
     ):
-        """``gates``: of the first ``len(gates)`` parameters, each broadcastable to its parameter."""
+        """``gates``: for the first ``len(gates)`` parameters, each broadcastable to its parameter."""
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
         self._parameters = list(parameters)
         self._velocity = [torch.zeros_like(p) for p in self._parameters]
@@ -54,12 +54,8 @@ class ProtectedSGD(torch.optim.Optimizer):
         if guarded < len(self._parameters):
             torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
 
-    def finite(self) -> bool:
-        """Whether every parameter is."""
-        return bool(torch.stack([p.detach().isfinite().all() for p in self._parameters]).all())
-
     def tensors(self) -> list[Tensor]:
-        """All that a step changes."""
+        """All tensors that a step changes."""
         return [*(p.data for p in self._parameters), *self._velocity]
 
 
@@ -82,14 +78,14 @@ def fit(
     Args:
         images: images per epoch that pass through the network, for the reported speed; ``None`` reports none.
         stage: see :class:`EpochDone`.
-        after_backward: called with the batch when gradients are there and the step is not yet made (A-GEM, HAL, OWM).
+        after_backward: called with the batch between the backward pass and the step (A-GEM, HAL, OWM).
         after_step: called after each step (to bound what was updated).
-        capture: record the step as a CUDA graph, as soon as two batches in a row have the same shapes, and replay it;
-            batches of other shapes are run as they are. Nothing in the step may depend on the host, and to run it
-            again on the same batch must do no more than change what the optimiser changes.
+        capture: once two batches in a row have the same shapes, record the step as a CUDA graph and replay it; batches
+            of other shapes run without one. Nothing in the step may depend on the host, and running it twice on the
+            same batch must change nothing more, except for what the optimiser changes.
 
     Raises:
-        DivergedError: the mean loss of an epoch is not finite, or a parameter after the last.
+        DivergedError: the mean loss of an epoch, or a parameter at the end, is not finite.
     """
 
     def step(batch: Batch) -> Tensor:
@@ -110,7 +106,7 @@ def fit(
             value = run(batch)
             total = value.clone() if steps == 0 else total + value
             steps += 1
-        mean = float(total) / steps  # the epoch's only wait for the device
+        mean = float(total) / steps  # the only wait for the device in an epoch
         if not math.isfinite(mean):
             raise DivergedError(
                 f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}; "
@@ -118,15 +114,20 @@ def fit(
             )
         speed = None if images is None else images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
-    if not optimizer.finite():
+    require_finite(task, optimizer.param_groups[0]["params"])
+    optimizer.zero_grad(set_to_none=True)  # or the last gradients would live as long as the parameters
+
+
+def require_finite(task: int, tensors: Iterable[Tensor]) -> None:
+    """Raise :class:`DivergedError` if a number in ``tensors``, which training left, is not finite."""
+    if not all(bool(tensor.detach().isfinite().all()) for tensor in tensors if tensor.is_floating_point()):
         raise DivergedError(
-            f"training diverged: what the last step of task {task + 1} left is not finite; lower the learning rate (lr)"
+            f"training diverged: task {task + 1} left numbers that are not finite; lower the learning rate (lr)"
         )
-    optimizer.zero_grad(set_to_none=True)  # the last gradients would be kept as long as what was trained
 
 
 class Capturing:
-    """``step``, as a CUDA graph for the shapes that come again and again."""
+    """``step``, run as a CUDA graph for batches of repeated shapes."""
 
     def __init__(self, step: Callable[[Batch], Tensor], changed: Sequence[Tensor]):
         """``changed``: the tensors that a step changes."""
@@ -141,21 +142,21 @@ class Capturing:
             return self._graph(batch)
         if not again:
             return self._step(batch)
-        self._graph = None  # its memory is free for the next
+        self._graph = None  # frees its memory for the next one
         self._graph = _CapturedStep(self._step, batch, self._changed)
         return self._graph(batch)
 
 
 class _CapturedStep:
-    """``step`` as a CUDA graph: recorded once on buffers of its own, then replayed without launching kernels singly."""
+    """``step`` as a CUDA graph: recorded once on its own buffers, then replayed without launching single kernels."""
 
     def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
-        """``changed``: the tensors that a step changes; warming up leaves them as they were."""
+        """``changed``: the tensors that a step changes; they are restored after warming up."""
         self.shapes = [tensor.shape for tensor in batch]
         self._inputs = tuple(tensor.clone() for tensor in batch)
         before = [tensor.clone() for tensor in changed]
         device = batch[0].device
-        with torch.cuda.device(device):  # streams are those of the current device, which need not be the batch's
+        with torch.cuda.device(device):  # streams belong to the current device, which may not be the batch's
             side = _side_stream(device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -179,26 +180,26 @@ class _CapturedStep:
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream on which all steps are captured: cuBLAS keeps some 65 MiB for every stream it has seen."""
+    """The one stream that all steps are captured on: cuBLAS keeps some 65 MiB for every stream it has seen."""
     return torch.cuda.Stream(device)
 
 
 def row_batches(
     inputs: Tokens | Tensor, rows: Sequence[Tensor], batch_size: int, generator: torch.Generator
 ) -> Iterator[Batch]:
-    """``inputs`` of N images and what belongs to them, (N, ...) each, in a random order and in pieces."""
+    """``inputs`` of N images and ``rows`` (N, ...) that go with them, in random order and in batches."""
     order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
     for index in order.split(batch_size):
         yield inputs[index], *(row[index] for row in rows)
 
 
 def shuffled_batches(count: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-    """A random order of 0..count-1 in pieces of ``batch_size``; the last piece may be smaller."""
+    """A random order of 0..count-1 in batches of ``batch_size``; the last may be smaller."""
     return list(torch.randperm(count, generator=generator).split(batch_size))
 
 
 def repeated_shuffles(count: int, length: int, generator: torch.Generator) -> Tensor:
-    """``length`` draws from 0..count-1: shuffled, used up, shuffled again. (length,)"""
+    """``length`` draws from 0..count-1: a random order, and another once it is used up. (length,)"""
     rounds = math.ceil(length / count)
     return torch.cat([torch.randperm(count, generator=generator) for _ in range(rounds)])[:length]
 
@@ -206,8 +207,8 @@ def repeated_shuffles(count: int, length: int, generator: torch.Generator) -> Te
 def paired_batches(
     count: int, size: int, replay_count: int, replay_size: int, generator: torch.Generator, device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """A random order of 0..count-1 in pieces (B,), beside each ``replay_size`` draws from 0..replay_count-1 (shuffled,
-    used up, shuffled again), moved to the device at once. Without anything to replay the draws are empty."""
+    """A random order of 0..count-1 in batches (B,), each with ``replay_size`` draws from 0..replay_count-1 (see
+    :func:`repeated_shuffles`), moved to the device at once. With nothing to replay the draws are empty."""
     own = torch.randperm(count, generator=generator).to(device).split(size)
     length = len(own) * replay_size if replay_count else 0
     drawn = repeated_shuffles(replay_count, length, generator) if length else torch.empty(0, dtype=torch.int64)
@@ -218,10 +219,10 @@ def paired_batches(
 def equal_batches(
     count: int, batch_size: int, generator: torch.Generator, device: torch.device, *, fill: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """A random order of 0..count-1 in pieces, moved to the device at once: [(index (B,), weight (B,)), ...].
+    """A random order of 0..count-1 in batches, moved to the device at once: [(index (B,), weight (B,)), ...].
 
-    With ``fill`` the last piece is filled up to ``batch_size`` (a captured step wants equal shapes) with images of
-    weight 0; without, all weights are 1.
+    With ``fill`` the last batch is filled up to ``batch_size`` with images of weight 0 (a captured step needs equal
+    shapes); without, all weights are 1.
     """
     order = torch.randperm(count, generator=generator)
     weight = torch.ones(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 import morecl
 import tiny
+from morecl.data import load_dataset
 from morecl.methods import METHODS, Learner
 from morecl.progress import EpochDone
 
@@ -113,8 +115,8 @@ def test_a_second_task_is_learned_under_its_own_columns(method: str) -> None:
     learner.learn_task(*tiny.task([3, 4, 5], ["u", "v", "w"], 8))
     images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
     learner.learn_task(images, labels)
-    told = ["xyz"[column] for column in learner.scores(images)[:, 3:].argmax(1)]
-    assert np.mean([a == b for a, b in zip(told, labels, strict=True)]) > 0.8
+    within = ["xyz"[column] for column in learner.scores(images)[:, 3:].argmax(1)]
+    assert np.mean([a == b for a, b in zip(within, labels, strict=True)]) > 0.8
 
 
 def test_seconds_add_up() -> None:
@@ -136,6 +138,13 @@ def test_single_image_and_kinds_of_input(taught: Learner, tmp_path: Path) -> Non
     assert np.array_equal(taught.scores(grey), taught.scores(np.repeat(grey[..., None], 3, 3)))
     other_size = tiny.pictures(0, 1, side=21)
     assert taught.scores([TEST[0], other_size[0]]).shape == (2, 6)
+
+
+def test_images_may_come_one_by_one(taught: Learner, tmp_path: Path) -> None:
+    p, q = taught.predict(TEST), taught.predict(image for image in TEST)
+    assert p.labels == q.labels and np.array_equal(p.confidence, q.confidence)
+    assert np.array_equal(taught.scores(iter(TEST)), taught.scores(TEST))
+    assert np.array_equal(taught.features(iter(TEST)), taught.features(TEST))
 
 
 def test_no_images_no_answers(taught: Learner) -> None:
@@ -271,6 +280,11 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "labels of two dimensions": (GOOD, np.zeros((4, 1), int), "dimension"),
     "no images at all": (None, list("abcd"), "images must be"),
     "a path alone": ("image.png", ["a"], "images must be"),
+    "no labels": (GOOD, None, "labels are missing"),
+    "no such folder": ("no-such-folder", None, "no folder no-such-folder"),
+    "a date as label": (GOOD, ["a", "b", datetime.date(2022, 8, 22), "c"], "cannot save the label datetime.date"),
+    "bytes as label": (GOOD, ["a", "b", b"c", "d"], "cannot save the label b'c'"),
+    "a set as label": (GOOD, ["a", "b", ("c", frozenset({1})), "d"], "cannot save the label frozenset"),
     "missing file": ([Path("no-such.png")], ["a"], "no-such.png does not exist"),
     "not an image": ([3], ["a"], "image 0"),
 }
@@ -282,6 +296,8 @@ def test_mistakes_are_refused_and_change_nothing(taught: Learner) -> None:
         with pytest.raises((ValueError, TypeError), match=message):
             taught.learn_task(images, labels)
         assert (taught.classes, taught.task_sizes) == (before["classes"], before["task_sizes"]), mistake
+    with pytest.raises(ValueError, match=r"no-such\.png does not exist"):
+        taught.learn_task(iter([GOOD[0], "no-such.png"]), ["a", "b"])
     for images in (NAN, GOOD.astype(np.float64), GOOD.transpose(0, 3, 1, 2), 5, None):
         with pytest.raises((ValueError, TypeError)):
             taught.predict(images)
@@ -316,6 +332,23 @@ def test_an_accident_leaves_the_learner_as_before(method: str, lesson: Lesson, m
     teach(learner, first=2)
     tiny.assert_same(tiny.snapshot(lesson.learner), tiny.snapshot(learner))
     assert np.array_equal(lesson.learner.scores(TEST), learner.scores(TEST))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"), [("more", {"epochs": 2, "lr": 1e4}), ("finetune", {"epochs": 4, "lr": 100.0})]
+)
+def test_a_last_step_that_diverges_is_no_result(method: str, changes: dict[str, Any]) -> None:
+    """All losses are finite, and so are all weights; features under them are not."""
+    digits = load_dataset("digits")
+    first = digits.y_train < 2
+    events: list[EpochDone] = []
+    learner = morecl.create(method, image_size=16, device="cpu", **changes)
+    before = tiny.snapshot(learner)
+    with pytest.raises(morecl.DivergedError, match=r"diverged: task 1 .* lower the learning rate"):
+        learner.learn_task(digits.x_train[first][:64], digits.y_train[first][:64], events.append)
+    assert len(events) == changes["epochs"] and all(np.isfinite(event.loss) for event in events)
+    tiny.assert_same(before, tiny.snapshot(learner))
+    assert learner.seconds["train"] == 0
 
 
 def test_epochs_are_reported(method: str, lesson: Lesson) -> None:

@@ -177,13 +177,13 @@ def test_the_backbone_is_counted_once(method: str, lesson: Lesson) -> None:
 
 def test_joint_starts_each_task_from_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, starts = scratch("joint"), []
-    fit = learner._fit
+    fit = learner._fit_rows
 
     def spy(*args: Any, **kwargs: Any) -> None:
         starts.append(backbone(learner))
         fit(*args, **kwargs)
 
-    monkeypatch.setattr(learner, "_fit", spy)
+    monkeypatch.setattr(learner, "_fit_rows", spy)
     for images, labels in TASKS:
         learner.learn_task(images, labels)
     assert len(starts) == 2 and all(equal(start, initial(learner)) for start in starts)

@@ -109,3 +109,17 @@ def test_order_of_samples_does_not_matter() -> None:
     torch.testing.assert_close(one.means, other.means)
     torch.testing.assert_close(one.covariance, other.covariance)
     assert math.isclose(one.samples, other.samples)
+
+
+@pytest.mark.parametrize("at_once", [1, 7 * 5 * 3, 1000])
+def test_distances_are_the_same_however_many_images_are_taken_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, targets = sample(40, 5, classes=3)
+    g = gaussian.estimate(features, targets, 3)
+    P = gaussian.precision(g)
+    difference = features.double().numpy()[:, None] - g.means.numpy()[None]
+    expected = np.sqrt(np.einsum("ncd,de,nce->nc", difference, P.numpy(), difference))
+    monkeypatch.setattr(gaussian, "AT_ONCE", at_once)
+    np.testing.assert_allclose(gaussian.mahalanobis(features, g.means, P), expected, rtol=1e-10)
+    assert gaussian.mahalanobis(features[:0], g.means, P).shape == (0, 3)

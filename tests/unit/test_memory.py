@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from morecl.memory import ReplayMemory, herding, herding_order, reservoir_slots
+from morecl.memory import LogitReservoir, ReplayMemory, herding, herding_order, last_of_each, reservoir_slots
 
 
 def images(count: int, first: int = 0, side: int = 4) -> np.ndarray:
@@ -151,3 +151,58 @@ def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(rule: str) 
     before = (numbers(m), m.columns.tolist(), m.extras["tag"].tolist())
     x[:], columns[:], tags[:] = 99, 7, -1
     assert (numbers(m), m.columns.tolist(), m.extras["tag"].tolist()) == before
+
+
+# ---- DER++'s reservoir ----------------------------------------------------------------------------------------------
+
+
+def test_of_two_images_sent_to_one_slot_the_last_stays() -> None:
+    assert last_of_each(torch.tensor([3, -1, 5, 3, -1]), 9).tolist() == [9, 9, 5, 3, 9]
+
+
+def filled_reservoir(memory: ReplayMemory) -> LogitReservoir:
+    """Two tasks of two classes each, eight images per task; the second one is being learned."""
+    images = np.arange(16, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    for k in range(2):
+        own, columns = images[8 * k :][:8], np.repeat([2 * k, 2 * k + 1], 4)
+        reservoir = LogitReservoir(memory, own, columns, [2] * (k + 1), torch.device("cpu"))
+        if k == 0:
+            said = torch.arange(8.0)[:, None] + torch.tensor([0.0, 0.5])  # tells of which image it is said
+            for index, slots, _, _ in reservoir.epoch(0, 4, 3, torch.Generator().manual_seed(k)):
+                reservoir.write(index, slots, said[index])
+            reservoir.store(epochs=1)
+    return reservoir
+
+
+def test_a_reservoir_of_logits_keeps_images_and_logits_together() -> None:
+    memory = ReplayMemory(5, range(4), 4)
+    reservoir = filled_reservoir(memory)
+    assert (memory.seen, len(memory)) == (8, 5)
+    assert memory.extras["logits"][:, 0].tolist() == memory.images[:, 0, 0, 0].tolist()
+    index, logits, known = reservoir.read(torch.arange(5))
+    assert index.tolist() == list(range(5))  # what was stored comes first
+    assert logits[:, :2].numpy().tolist() == memory.extras["logits"].tolist()
+    assert known.tolist() == [[True, True, False, False]] * 5
+
+
+def test_writing_the_same_twice_changes_nothing_more() -> None:
+    """As a step does that is warmed up before it is captured."""
+    reservoir = filled_reservoir(ReplayMemory(5, range(4), 4))
+    index, slots, _, _ = next(reservoir.epoch(0, 8, 3, torch.Generator().manual_seed(1)))
+    logits = torch.randn(8, 4)
+    reservoir.write(index, slots, logits)
+    once = [part.clone() for part in reservoir.read(torch.arange(5))]
+    reservoir.write(index, slots, logits)
+    assert all(torch.equal(a, b) for a, b in zip(once, reservoir.read(torch.arange(5)), strict=True))
+    entered = slots < 5
+    assert entered.any() and torch.equal(reservoir.read(slots[entered])[1], logits[entered])
+    assert reservoir.read(slots[entered])[2].all()
+
+
+def test_a_pass_shows_each_image_once_and_draws_without_repetition() -> None:
+    reservoir = filled_reservoir(ReplayMemory(5, range(4), 4))
+    steps = list(reservoir.epoch(0, 3, 4, torch.Generator().manual_seed(1)))
+    assert sorted(torch.cat([own for own, _, _, _ in steps]).tolist()) == list(range(5, 13))
+    for _, _, first, second in steps:
+        assert len(set(first.tolist())) == len(set(second.tolist())) == 4
+        assert max(*first.tolist(), *second.tolist()) < 5

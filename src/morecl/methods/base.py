@@ -1,86 +1,82 @@
-"""What a method is: the base class, and the objects that go in and come out.
+"""The base class of all methods.
 
 Who calls what, in which order:
 
-- ``learn_task`` (the user) checks the input, calls ``_grow`` to make room for the task and ``_learn`` to learn it. If
-  anything goes wrong in there, interruption included, the learner is put back to what it was before.
-- ``predict`` and ``scores`` (the user) and the evaluator all go the same way: ``networks`` names the networks whose
-  features are needed, ``embed`` computes them, ``score`` turns them into one number per class. The name of a network
-  stays the same exactly as long as its features do, so whoever keeps features by that name never computes twice.
-- ``state`` and ``restore`` (checkpoint, and ``learn_task`` when it fails) take and put back all that was learned.
+- ``learn_task`` (the user) checks the input, calls ``_grow`` to make room for the task, ``_learn`` to train it, and
+  then ``rule.fit``. If anything goes wrong in there, an interruption included, the learner is put back to what it was.
+- ``predict`` and ``scores`` (the user) and the evaluator all take the same path: ``networks`` names the networks whose
+  features are needed, ``embed`` computes them, ``score`` turns them into one number per class. A network keeps its name
+  exactly as long as its features stay the same, so features can be cached by name.
+- ``state`` and ``restore`` (checkpoints, and ``learn_task`` when it fails) take and put back all that was learned.
+- ``adopt`` and ``fit_rule`` (rescoring) put another rule on networks that are already trained.
+
+A method consists of networks and a rule. The networks are its own: ``_reset``, ``_grow``, ``_learn``, ``networks`` and
+``embed``. The rule turns their features into scores (:mod:`morecl.scoring`): ``_new_rule``. How to train is in
+:mod:`morecl.methods.tools`.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from morecl.config import LearnerConfig
-from morecl.errors import InputError
-from morecl.images import ImageArray, as_array
+from morecl.config import LearnerConfig, Role, SgdConfig
+from morecl.errors import DivergedError, InputError
+from morecl.images import as_array
 from morecl.memory import ReplayMemory
+from morecl.methods.tools import TrainingTools, count
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
+from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
+from morecl.scoring import LearnedTask, Output, Rule
+from morecl.task import TaskData, read_task, refuse_known, task_data
+from morecl.training import require_finite
+
+__all__ = ["Learner", "Output", "Prediction", "TaskData", "count"]
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
+CHECKED_IMAGES = 32  # of each learned task, whose features and scores must be finite
+
+# Every record has these keys, 0 where a method has no such part.
+SECONDS = ("train", "back_update")
+ENTRIES = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
+
+# Settings with these roles do not change what is trained.
+SCORING: Role = "scoring"
+MACHINE: tuple[Role, ...] = ("machine", "weights")
 
 
-@dataclass(frozen=True)
-class TaskData:
-    """A task as a method gets it: ``images`` uint8 (N, H, W, 3), ``targets`` (N,) in 0..classes-1 within the task."""
-
-    index: int
-    images: ImageArray
-    targets: Tensor
-    classes: int
-    first_column: int  # position of the task's first class among all classes seen
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a method says of N images; columns in the order of ``learner.classes``."""
-
-    scores: Tensor  # (N, C) the largest wins
-    probabilities: Tensor  # (N, C) in [0, 1]: confidence in each class
-    known: Tensor  # (N,) the higher, the better known; its negative is the OOD score
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Answers for N images. ``ood_score``: higher = less known, everywhere in this package."""
-
-    labels: list[Any]
-    confidence: NDArray[np.float64]
-    ood_score: NDArray[np.float64]
-    task: NDArray[np.int64]
-
-
-class Learner(ABC):
-    """An image classifier that is taught new classes, task after task. See the module's text for the order of calls."""
+class Learner(TrainingTools, ABC):
+    """An image classifier that learns new classes, task after task. See the module's text for the order of calls."""
 
     name: ClassVar[str]
-    Config: ClassVar[type[LearnerConfig]]
+    trained_as: ClassVar[str]  # the method that trains such networks: its own name if not set
+    Config: ClassVar[type[SgdConfig]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in vars(cls) and "trained_as" not in vars(cls):
+            cls.trained_as = cls.name
 
     def __init__(self, config: LearnerConfig, backbone: Backbone | None = None):
+        if not isinstance(config, self.Config):
+            raise TypeError(f"{self.name} needs a {self.Config.__name__}, not a {type(config).__name__}")
         self.config = config
         self.device = resolve_device(config.device)
         self.dtype = resolve_precision(config.precision, self.device)
         self.compiled = resolve_compile(config.compile, self.device)
-        self.captured = config.compile != "off" and self.device.type == "cuda"  # training steps as CUDA graphs
+        self.captured = config.compile != "off" and self.device.type == "cuda"
         self.eval_batch_size = config.eval_batch_size or EVAL_BATCH_SIZE.get(self.device.type, 128)
         self.backbone = backbone or load_backbone(
             config.backbone, image_size=config.image_size, pretrained=config.pretrained, seed=config.seed
@@ -89,12 +85,14 @@ class Learner(ABC):
         self.preprocess = Preprocess(self.backbone.input, self.device)
         self.classes: list[Hashable] = []
         self.task_sizes: list[int] = []
-        self.seconds: dict[str, float] = {"train": 0.0, "back_update": 0.0}
-        self._derived: dict[str, Any] = {}  # what methods compute from what was learned; dropped when that changes
+        self.seconds = dict.fromkeys(SECONDS, 0.0)
+        self.checked_images = CHECKED_IMAGES
+        self._derived: dict[str, Any] = {}  # computed from what was learned; dropped when that changes
         self.memory = ReplayMemory(self.memory_size, self.classes, self.backbone.input.resize)
         self.network = AdaptedViT(self.backbone.vit, self.dtype, frozen=config.freeze_backbone, kernels=self.compiled)
-        self.model = nn.ModuleDict()  # all that is learned, but for the memory
+        self.model = nn.ModuleDict()
         self._reset()
+        self.rule = self._new_rule().to(self.device)
 
     # ---- what a method provides -------------------------------------------------------------------------------
 
@@ -111,87 +109,97 @@ class Learner(ABC):
         """Learn ``task``, for which room has been made."""
 
     @abstractmethod
+    def _new_rule(self) -> Rule:
+        """The rule that turns features into scores, as before the first task."""
+
+    @abstractmethod
     def networks(self) -> list[str]:
-        """Names of the networks whose features :meth:`score` wants, in that order."""
+        """Names of the networks whose features :meth:`score` needs, in that order."""
 
     @abstractmethod
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         """Features of all images under ``network``: (N, D) float32 on the device."""
 
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
-        """Features under each of :meth:`networks`; methods that can do all at once override this."""
-        return [self.embed(tokens, network) for network in self.networks()]
-
-    @abstractmethod
-    def score(self, features: Sequence[Tensor]) -> Output:
-        """From the features of :meth:`networks` to scores."""
+        """Features under each of :meth:`networks`; methods that can compute all at once override this."""
+        return self._embed_each(tokens)
 
     def entries(self) -> dict[str, int]:
-        """Numbers kept, by part, without the replay memory. A method adds what it keeps to the backbone's."""
-        parts = dict.fromkeys(("backbone", "adapters", "norms", "embeddings", "heads", "statistics"), 0)
+        """Numbers kept, by part, without the replay memory and what is derived from others. A method adds its own."""
         frozen = sum(value.numel() for value in self.backbone.state.values())
-        return parts | {"backbone": frozen if self.body is None else count(self.body)}
+        parts = {
+            "backbone": frozen if self.body is None else count(self.body),
+            "statistics": sum(buffer.numel() for buffer in self.rule.buffers()),
+        }
+        return dict.fromkeys(ENTRIES, 0) | parts
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
-    def learn_task(self, images: Any, labels: Any, listener: Listener = silent) -> None:
+    def learn_task(self, images: Any, labels: Any = None, listener: Listener = silent) -> None:
         """Learn new classes.
 
         Args:
-            images: uint8 (N, H, W, 3) or (N, H, W); or a list of PIL images or paths.
-            labels: N hashable labels, none of which has been learned before.
-            listener: told after each epoch.
+            images: uint8 (N, H, W, 3) or (N, H, W); or a list or an iterator of PIL images, paths or single arrays; or,
+                without ``labels``, the path of a folder with one sub-folder of images per class.
+            labels: N labels, none of which has been learned before: text, numbers, true/false, ``None`` or tuples.
+            listener: called after each epoch.
 
         Raises:
             TypeError, ValueError: the input is not usable. The learner is unchanged.
-            DivergedError: the loss ran away. The learner is as before the task.
+            DivergedError: training produced numbers that are not finite. The learner is as before the task.
         """
-        array, names = self._check_task(images, labels)
+        array, names = read_task(images, labels, self.backbone.input.resize)
+        refuse_known(names, self.classes)
         new = list(dict.fromkeys(names))
-        position = {name: i for i, name in enumerate(new)}
-        task = TaskData(
-            index=len(self.task_sizes),
-            images=array,
-            targets=torch.tensor([position[name] for name in names]),
-            classes=len(new),
-            first_column=len(self.classes),
-        )
+        task = task_data(array, names, new, len(self.task_sizes), len(self.classes))
         before = {key: value.clone() for key, value in self.state().items()}
         classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
         try:
             self.classes.extend(new)
             self.task_sizes.append(len(new))
             self._grow(len(new))
+            self.rule.grow(len(new))
             self._learn(task, listener)
             self._derived.clear()
-        except BaseException:
+            self._fit_rule(task)
+            self._require_finite(task)
+        except BaseException as error:
             self.restore(classes, sizes, before)
             self.seconds = seconds
+            if isinstance(error, LinAlgError):
+                raise DivergedError(
+                    f"training diverged: task {task.index + 1}: {error}; lower the learning rate (lr)"
+                ) from error
             raise
 
-    def predict(self, images: Any) -> Prediction:
-        """The most likely class of each image, and how little the image looks like anything learned."""
-        output = self._output(images)
-        if not len(output.scores):
-            return Prediction([], np.empty(0), np.empty(0), np.empty(0, np.int64))
-        chosen = output.scores.argmax(1)
+    def predict(self, images: Any, *, on_error: OnError = "raise") -> Prediction:
+        """The most likely class of each image, and how little the image looks like anything learned.
+
+        Args:
+            images: uint8 (N, H, W, 3) or (N, H, W); or a list or iterator of PIL images, paths or single arrays. They
+                are opened and processed in chunks, so memory does not grow with their number.
+            on_error: what to do about an image of a list or an iterator that cannot be read: ``"raise"`` an error that
+                names it, or ``"skip"`` it with a warning; its label is then ``None``, its confidence NaN.
+        """
+        parts = [self._answer(chunk, output) for chunk, output in self._outputs(images, on_error)]
         return Prediction(
-            labels=[self.classes[c] for c in chosen.tolist()],
-            confidence=output.probabilities.gather(1, chosen[:, None])[:, 0].double().cpu().numpy(),
-            ood_score=(-output.known).double().cpu().numpy(),
-            task=self.task_of_column()[chosen.cpu().numpy()],
+            labels=[label for part in parts for label in part.labels],
+            confidence=np.concatenate([part.confidence for part in parts]),
+            ood_score=np.concatenate([part.ood_score for part in parts]),
+            task=np.concatenate([part.task for part in parts]),
         )
 
     def scores(self, images: Any) -> NDArray[np.float64]:
-        """(N, classes seen), columns in the order of ``classes``; the largest wins."""
-        return self._output(images).scores.double().cpu().numpy()
+        """(N, classes seen), columns in the order of ``classes``; the largest wins. ``images``: see :meth:`predict`."""
+        return np.concatenate([output.scores.double().cpu().numpy() for _, output in self._outputs(images)])
 
     def features(self, images: Any, task: int = 0) -> NDArray[np.float32]:
         """(N, D): features under the network of ``task`` (0-based); a method with one network has task 0 only."""
         names = self.networks()
         if not 0 <= task < len(names):
             raise ValueError(f"there is no network of task {task}; {len(names)} learned so far")
-        return self.embed(self.prepare(images), names[task]).float().cpu().numpy()
+        parts = [self.embed(self.prepare(chunk.images), names[task]) for chunk in self._chunks(images)]
+        return np.concatenate([part.float().cpu().numpy() for part in parts])
 
     def save(self, folder: Any, *, include_backbone: bool = True) -> None:
         """Write a folder from which :func:`morecl.load` rebuilds this learner without any data set."""
@@ -205,17 +213,106 @@ class Learner(ABC):
         """Images on the device, ready for :meth:`embed`."""
         return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input.resize))
 
+    @torch.no_grad()
+    def score(self, features: Sequence[Tensor]) -> Output:
+        """Scores from the features of :meth:`networks`."""
+        return self.rule.score(features)
+
     def task_of_column(self) -> NDArray[np.int64]:
         """The task of each class, in the order of ``classes``."""
         return np.repeat(np.arange(len(self.task_sizes)), self.task_sizes)
 
     def state(self) -> dict[str, Tensor]:
         """All that was learned, as tensors by name (not copies)."""
-        state = {f"model.{key}": value for key, value in self.model.state_dict().items()}
-        return state | {f"memory.{key}": value for key, value in self.memory.state().items()}
+        parts = {"model": self.model.state_dict(), "rule": self.rule.state_dict(), "memory": self.memory.state()}
+        return {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
 
     def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None:
         """Become the learner whose :meth:`state` this is."""
+        self._restore_networks(classes, task_sizes, state)
+        self.rule = self._rebuilt_rule(task_sizes, _part(state, "rule."))
+
+    @property
+    def memory_size(self) -> int:
+        """Images the replay memory may hold; 0 for methods without one."""
+        return int(getattr(self.config, "memory_size", 0))
+
+    def capacity(self) -> float | None:
+        """Percentage of what can be protected that finished tasks have taken; ``None`` without such protection."""
+        return None
+
+    # ---- another rule on the same networks --------------------------------------------------------------------
+
+    @classmethod
+    def adopt(cls, trained: Learner, config: LearnerConfig, before: Learner | None = None) -> Self:
+        """A learner of this class with the networks and the memory of ``trained``, bit for bit.
+
+        The rule is as before the newest task of ``trained``: call :meth:`fit_rule` with that task's images to finish it
+        (a rule without state needs no such call). To rescore a run, adopt the learner after each of its tasks in turn.
+
+        Args:
+            trained: a learner whose networks are trained as this class's are (``trained_as``).
+            config: may differ from that of ``trained`` in settings that only change scoring (role ``scoring``), the
+                machine or the place of the backbone.
+            before: this method after one task less, whose rule's state is carried over. Needed from the second task on
+                if the rule has state.
+
+        Raises:
+            InputError: ``trained``, ``config`` or ``before`` do not go together.
+        """
+        if cls.trained_as != trained.trained_as:
+            raise InputError(
+                f"method {cls.name!r} uses networks that {cls.trained_as!r} trains; these are of {trained.trained_as!r}"
+            )
+        cls._refuse_other_training(trained.config, config)
+        learner = cls(config, trained.backbone)
+        state = {key: value.clone() for key, value in trained.state().items()}
+        learner._restore_networks(trained.classes, trained.task_sizes, state)
+        learner.seconds = dict(trained.seconds)
+        if not trained.task_sizes:
+            return learner
+        *earlier, newest = trained.task_sizes
+        if before is not None and (type(before) is not cls or before.classes != trained.classes[: sum(earlier)]):
+            raise InputError(f"'before' must be a learner of method {cls.name!r} after one task less")
+        learner.rule = learner._rebuilt_rule(earlier, before.rule.state_dict() if before else None)
+        learner.rule.grow(newest)
+        if before is None and earlier and learner.rule.state_dict():
+            raise InputError(f"the rule of {cls.name!r} takes in one task after the other: start from the first task")
+        return learner
+
+    def fit_rule(self, images: Any, labels: Any) -> None:
+        """Fit the rule of an adopted learner to its newest task, whose ``images`` and ``labels`` these are."""
+        array, names = read_task(images, labels, self.backbone.input.resize)
+        size = self.task_sizes[-1] if self.task_sizes else 0
+        new = self.classes[len(self.classes) - size :]
+        if set(names) != set(new):
+            raise InputError(f"these are not the images of the newest task, whose classes are {new}")
+        self._fit_rule(task_data(array, names, new, len(self.task_sizes) - 1, len(self.classes) - size))
+
+    @classmethod
+    def adopted_config(cls, trained: Learner, settings: Mapping[str, Any]) -> SgdConfig:
+        """The config for :meth:`adopt`: that of ``trained``, changed by ``settings``.
+
+        Settings of scoring are taken over from ``trained`` only if it is of the same method.
+        """
+        taken = trained.config.model_dump()
+        scoring = type(trained.config).with_role(SCORING) if cls.name != trained.name else frozenset[str]()
+        kept = (cls.Config.model_fields.keys() & taken.keys()) - scoring
+        return cls.Config.parse({key: taken[key] for key in kept} | dict(settings))
+
+    @classmethod
+    def _refuse_other_training(cls, trained: LearnerConfig, config: LearnerConfig) -> None:
+        free = cls.Config.with_role(SCORING, *MACHINE) | type(trained).with_role(SCORING, *MACHINE)
+        one, other = trained.model_dump(), config.model_dump()
+        if differing := sorted(key for key in (one.keys() | other.keys()) - free if one.get(key) != other.get(key)):
+            values = ", ".join(f"{key}={other.get(key)!r} instead of {one.get(key)!r}" for key in differing)
+            raise InputError(f"the networks were trained with other settings: {values}")
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _restore_networks(
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
+    ) -> None:
         self._derived.clear()
         self.classes[:] = classes
         self.task_sizes[:] = []
@@ -226,96 +323,57 @@ class Learner(ABC):
         self.model.load_state_dict(_part(state, "model."))
         self.memory.restore(_part(state, "memory."))
 
-    @property
-    def memory_size(self) -> int:
-        """Images the replay memory may hold; 0 for methods without one."""
-        return int(getattr(self.config, "memory_size", 0))
+    def _rebuilt_rule(self, task_sizes: Sequence[int], state: dict[str, Tensor] | None) -> Rule:
+        """A new rule with room for these tasks, and with ``state`` if it is given."""
+        rule = self._new_rule().to(self.device)
+        for size in task_sizes:
+            rule.grow(size)
+        if state is not None:
+            rule.load_state_dict(state)
+        return rule
 
-    def capacity(self) -> float | None:
-        """Share of the maskable neurons that finished tasks have taken, percent; ``None`` without masks."""
-        return None
+    def _fit_rule(self, task: TaskData) -> None:
+        with self._clock("train"), torch.no_grad():
+            self.rule.fit(LearnedTask(self, task))
 
-    # ---- a backbone that is trained ---------------------------------------------------------------------------
+    def _require_finite(self, task: TaskData) -> None:
+        """Raise :class:`DivergedError` if anything learned is not finite, or features and scores of some images."""
+        require_finite(task.index, self.state().values())
+        if not self.checked_images:
+            return
+        index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
+        features = self._embed_each(self.prepare(task.images[index]))
+        require_finite(task.index, features)
+        require_finite(task.index, vars(self.score(features)).values())
 
-    @property
-    def body(self) -> VisionTransformer | None:
-        """The trained copy of the backbone that all tasks share, without its norms; ``None`` where there is none."""
-        return cast(VisionTransformer, self.model["backbone"]) if "backbone" in self.model else None
+    def _embed_each(self, tokens: Tokens) -> list[Tensor]:
+        return [self.embed(tokens, network) for network in self.networks()]
 
-    def _new_body(self) -> dict[str, nn.Module]:
-        """What :meth:`_reset` puts into ``self.model`` for :attr:`body`: nothing if the backbone is frozen."""
-        return {} if self.network.frozen else {"backbone": self.network.new_body()}
+    def _chunks(self, images: Any, on_error: OnError = "raise") -> Iterator[Chunk]:
+        return chunks(images, self.eval_batch_size, self.backbone.input.resize, on_error)
 
-    def _keep_body(self) -> None:
-        """Called in :meth:`_grow` by methods of which only the first task may train the backbone."""
-        if self.body is not None:
-            self.body.requires_grad_(len(self.task_sizes) == 1)
-
-    def _body_parameters(self) -> list[nn.Parameter]:
-        """What the newest task trains of :attr:`body`."""
-        return [] if self.body is None else [p for p in self.body.parameters() if p.requires_grad]
-
-    # ---- helpers ----------------------------------------------------------------------------------------------
-
-    def _output(self, images: Any) -> Output:
+    def _outputs(self, images: Any, on_error: OnError = "raise") -> Iterator[tuple[Chunk, Output]]:
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
-        return self.score(self.embed_all(self.prepare(images)))
+        for chunk in self._chunks(images, on_error):
+            tokens = self.prepare(chunk.images)
+            # the remainder of many images is computed as they are, not as few images are
+            yield chunk, self.score(self._embed_each(tokens) if chunk.first else self.embed_all(tokens))
 
-    @torch.no_grad()
-    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``run(tokens[...])`` over all images: (N, D). Large batches keep the device busy without ``torch.compile``,
-        which takes longer than a whole evaluation."""
-        parts = [torch.empty(0, self.network.dim, device=self.device)]
-        for start in range(0, len(tokens), self.eval_batch_size):
-            parts.append(run(tokens.range(start, start + self.eval_batch_size)))
-        return torch.cat(parts)
-
-    @contextmanager
-    def _clock(self, stage: str) -> Iterator[None]:
-        """Add the time spent inside to ``self.seconds[stage]``."""
-        started = time.perf_counter()
-        try:
-            yield
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        finally:
-            self.seconds[stage] += time.perf_counter() - started
-
-    def _check_task(self, images: Any, labels: Any) -> tuple[ImageArray, list[Hashable]]:
-        if isinstance(labels, Tensor | np.ndarray):
-            if labels.ndim != 1:
-                raise ValueError(f"labels must have one dimension, got shape {tuple(labels.shape)}")
-            labels = labels.tolist()
-        if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
-            raise TypeError(f"labels must be a list or a one-dimensional array, got {type(labels).__name__}")
-        names = [label.item() if isinstance(label, np.generic) else label for label in labels]
-        for index, name in enumerate(names):
-            try:
-                hash(name)
-            except TypeError as error:
-                raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
-            if name != name:
-                raise ValueError(f"label {index} is not a number (NaN)")
-        array = as_array(images, self.backbone.input.resize)
-        if len(array) != len(names):
-            raise ValueError(f"{len(array)} images but {len(names)} labels")
-        if not names:
-            raise ValueError("the task is empty: it has no images")
-        seen = set(self.classes)
-        again = [name for name in dict.fromkeys(names) if name in seen]
-        if again:
-            raise ValueError(
-                f"already learned: {', '.join(map(repr, again[:5]))}{' ...' if len(again) > 5 else ''}; "
-                "a task holds new classes only"
-            )
-        return array, names
+    def _answer(self, chunk: Chunk, output: Output) -> Prediction:
+        labels: list[Any] = [None] * chunk.count
+        confidence, ood_score = np.full(chunk.count, np.nan), np.full(chunk.count, np.nan)
+        task = np.full(chunk.count, -1, np.int64)
+        if len(chunk.readable):
+            chosen = output.scores.argmax(1)
+            columns = chosen.cpu().numpy()
+            for position, column in zip(chunk.readable.tolist(), columns.tolist(), strict=True):
+                labels[position] = self.classes[column]
+            confidence[chunk.readable] = output.probabilities.gather(1, chosen[:, None])[:, 0].double().cpu().numpy()
+            ood_score[chunk.readable] = (-output.known).double().cpu().numpy()
+            task[chunk.readable] = self.task_of_column()[columns]
+        return Prediction(labels, confidence, ood_score, task)
 
 
 def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-
-
-def count(*modules: nn.Module) -> int:
-    """Parameters of all ``modules`` together."""
-    return sum(p.numel() for module in modules for p in module.parameters())

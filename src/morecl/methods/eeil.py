@@ -5,23 +5,23 @@ loss (Eq. 1)
 
     L = L_C + sum_f L_D^f,
 
-L_C the cross-entropy over all classes seen, and for every earlier task f the distillation loss between the outputs of
-f's classes now and those of the old network, both softened with temperature T (Eq. 3)
+with L_C the cross-entropy over all classes seen and, for every earlier task f, the distillation loss between the
+present outputs for f's classes and those of the old network, both softened with temperature T (Eq. 3)
 
     L_D^f = - 1/N sum_i sum_{j in f} softmax(z^old_f / T)_j log softmax(z_f / T)_j.
 
-The new classes have many more images than the old ones, which tilts the classifier towards them. So a second,
-*balanced* stage follows on equally many images of every class, herding choosing those of the new classes, with a
-smaller rate. There the teacher is the temporary network that the first stage left, and the new classes are distilled
-too. At last the memory takes its share of the new classes by herding.
+The new classes have many more images than the old ones, which biases the classifier towards them. So a second,
+*balanced* stage follows, with a smaller rate, on equally many images of every class; herding chooses those of the new
+classes. Its teacher is the temporary network that the first stage left, and the new classes are distilled too. Finally
+herding chooses the images of the new classes that enter the memory.
 
 Deviations:
 
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation, no
   gradient noise, no weight decay and no learning-rate steps. ``freeze_backbone=False`` trains the backbone in
   every task.
-- Rate and epochs of the first stage are the benchmark's. The second keeps the paper's 30 epochs at a tenth of the rate.
-- Distillation over a task of one class is void (its softmax is 1), so such a task is held by the memory alone.
+- Rate and epochs of the first stage are the benchmark's. The second has the paper's 30 epochs at a tenth of the rate.
+- Distillation over a task of one class has no effect (its softmax is 1), so only the memory protects such a task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from morecl.random import generator
 
 class EeilConfig(TrainingConfig):
     memory_size: int = Field(200, ge=0, description="images in the memory, all classes together")
-    temperature: float = Field(2.0, gt=0, description="of the distillation (T)")
+    temperature: float = Field(2.0, gt=0, description="temperature of the distillation (T)")
     balanced_epochs: int = Field(30, ge=0, description="epochs of the balanced stage")
     balanced_lr_factor: float = Field(0.1, gt=0, description="rate of the balanced stage, as a share of lr")
 
@@ -61,7 +61,7 @@ class Eeil(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         config, stored = self.config, len(self.memory)
         images = self.memory.followed_by(task.images)
-        new = task.first_column + task.targets.numpy()
+        new = task.columns.numpy()
         columns = np.concatenate([self.memory.columns, new])
         with self._clock("train"):
             tokens = self.prepare(images)
@@ -89,7 +89,8 @@ class Eeil(SingleHeadLearner):
     def _cross_distilled(
         self, tokens: Tokens, columns: NDArray[np.int64], held: Sequence[int]
     ) -> tuple[Callable[..., Tensor], list[Tensor]]:
-        """Eq. 1 and what it wants beside each image; ``held``: sizes of the tasks held to what is said of them now."""
+        """Eq. 1 and the tensors it needs per image. ``held``: sizes of the tasks that are distilled from the present
+        network."""
         old = sum(held)
         teacher = self._logits(tokens)[:, :old]
 
@@ -104,4 +105,4 @@ class Eeil(SingleHeadLearner):
 
     def _new_features(self, tokens: Tokens) -> Tensor:
         """Normalised features of the images that follow the stored ones, (N, D)."""
-        return F.normalize(self.embed(tokens, self.networks()[0])[len(self.memory) :], dim=1)
+        return F.normalize(self._embed(tokens)[len(self.memory) :], dim=1)

@@ -1,8 +1,8 @@
 """Naive fine-tuning: the lower bound.
 
-Each task trains adapters, norms and the growing head on its own data alone, cross-entropy over all classes seen. No
-memory, no protection: what earlier tasks needed is overwritten. With ``freeze_backbone=False`` the backbone is trained
-like the rest.
+Each task trains adapters, norms and the growing head on its own data alone, with cross-entropy over all classes seen.
+There is no memory and no protection, so what earlier tasks need is overwritten. With ``freeze_backbone=False`` the
+backbone is trained like the rest.
 """
 
 from __future__ import annotations
@@ -24,4 +24,6 @@ class Finetune(SingleHeadLearner):
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(task, self.prepare(task.images), loss, listener)
+        tokens = self.prepare(task.images)
+        with self._clock("train"):
+            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener)

@@ -1,33 +1,33 @@
 """HAL: Using Hindsight to Anchor Past Knowledge in Continual Learning (Chaudhry, Gordo, Dokania, Torr, Lopez-Paz; AAAI
 2021), replay with anchors.
 
-Each batch B of the task is joined by a batch B_M from memory. Besides, every class has one *anchor* e, an image made to
-be the first that is forgotten, and the prediction on it is held: one looks one step ahead,
+A batch B_M from memory is added to each batch B of the task. In addition every class has one *anchor* e, an image
+optimised to be forgotten first, whose prediction is to stay the same. The method looks one step ahead,
 
     theta~ = theta - lr grad l(theta; B u B_M)
 
-and the step that is taken lowers the loss and the change that was seen at the anchors,
+and then takes a step that lowers the loss and the change that was seen at the anchors,
 
     theta <- theta - lr grad [ l(theta; B u B_M) + lambda sum_e || f_theta~(e) - f_theta(e) ||^2 ].
 
-When a task is finished the anchors of its classes are found by gradient ascent on the forgetting that hindsight shows.
-theta_M is theta after fine-tuning on the memory of the past tasks, phi the features, phi_t their mean over the task:
+After a task, the anchors of its classes are found by gradient ascent on the forgetting seen in hindsight. With theta_M
+being theta after fine-tuning on the memory of the past tasks, phi the features, and phi_t their mean over the task:
 
     e_y = argmax_e  l(theta_M; e, y) - l(theta; e, y) - gamma || phi(e) - phi_t ||^2
 
 Deviations:
 
-- The second step takes the gradient at theta~ with f_theta(e) as a constant. The exact one goes through theta~(theta)
-  and needs second derivatives; the usual code takes it at theta with f_theta~(e) as a constant, which pulls the
-  predictions *towards* what the step would make of them.
-- That gradient is cut to the length of the loss's own, and of it only so much is added as brings the anchors'
-  predictions nearest to what they were. Where features are long (ViT-Ti/16) the whole of it overshoots, more with every
+- The second step takes the gradient at theta~ with f_theta(e) as a constant. The exact gradient goes through
+  theta~(theta) and needs second derivatives; the usual code takes it at theta with f_theta~(e) as a constant, which
+  pulls the predictions *towards* those after the step.
+- That gradient is clipped to the length of the loss's own gradient, and only as much of it is added as brings the
+  anchors' predictions nearest to what they were. With large features (ViT-Ti/16) all of it overshoots, more with every
   step, and training diverges at a rate of 0.005.
-- An anchor stays an image: it is clamped to what a pixel can be after each step. Large features (ViT-Ti/16) would
+- An anchor stays an image: it is clamped to the range of pixels after each step. Large features (ViT-Ti/16) would
   otherwise drive it to infinity.
-- phi_t is the exact mean of the task's features when it is finished, not a running one.
-- The first task has no past to be forgotten for: its anchors follow the mean embedding alone.
-- The memory is the balanced one of all methods here, batches of 64 + 64; momentum in the step that is taken.
+- phi_t is the exact mean of the task's features after training, not a running one.
+- The first task has no earlier memory to fine-tune on: its anchors follow the mean embedding alone.
+- The memory is balanced, batches have 64 + 64 images, and the step has momentum, as for other methods here.
 - ``freeze_backbone=False`` trains the backbone in every task; it is then part of theta.
 """
 
@@ -48,23 +48,23 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, Capturing, fit, paired_batches
+from morecl.training import Batch, paired_batches
 
 
 class HalConfig(TrainingConfig):
     """lambda, gamma, the number of ascent steps and of fine-tuning epochs are those of Mammoth's implementation."""
 
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
-    memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
-    lamb: float = Field(0.1, ge=0, description="lambda, how firmly predictions on anchors are held")
-    gamma: float = Field(0.1, ge=0, description="how near an anchor's features stay to the task's mean")
+    memory_batch_size: int = Field(64, ge=1, description="replayed images added to each batch")
+    lamb: float = Field(0.1, ge=0, description="lambda, weight of the change at the anchors")
+    gamma: float = Field(0.1, ge=0, description="how close an anchor's features stay to the task's mean")
     anchor_steps: int = Field(100, ge=1, description="steps of gradient ascent to find the anchors")
     anchor_lr: float = Field(0.005, gt=0, description="rate of that ascent, in units of the normalised image")
-    finetune_epochs: int = Field(1, ge=1, description="epochs on the memory that show what is forgotten")
+    finetune_epochs: int = Field(1, ge=1, description="epochs of fine-tuning on the memory for theta_M")
 
 
 class Anchors(nn.Module):
-    """One normalised image a class: (C, 3, S, S)."""
+    """One normalised image per class: (C, 3, S, S)."""
 
     images: Tensor
 
@@ -99,9 +99,9 @@ class Hal(SingleHeadLearner):
         tokens = self.prepare(task.images)
         with self._clock("train"):
             self._train(task, tokens, listener)
-            anchors = self._find_anchors(task, self.embed(tokens, "current").mean(0), listener)
+            anchors = self._find_anchors(task, self._embed(tokens).mean(0), listener)
             self.anchors.images[task.first_column :] = anchors
-        columns = task.first_column + task.targets.numpy()
+        columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
     def _loss(self, x: Tensor, columns: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Hal(SingleHeadLearner):
 
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config = self.config
-        columns = (task.first_column + task.targets).to(self.device)
+        columns = task.columns.to(self.device)
         replay = self.prepare(self.memory.images)
         replay_columns = torch.from_numpy(self.memory.columns).to(self.device)
 
@@ -125,21 +125,12 @@ class Hal(SingleHeadLearner):
             if anchors is not None:
                 self._hold(anchors)
 
-        fit(
-            self._loss,
-            batches,
-            self._optimizer(),
-            epochs=config.epochs,
-            task=task.index,
-            images=len(tokens),
-            listener=listener,
-            after_backward=hold,
-            capture=self.captured,
-        )
+        self._fit(self._loss, batches, task=task, listener=listener, after_backward=hold)
 
     def _hold(self, anchors: Tensor) -> None:
-        """Add to the gradients that of lambda sum || f_theta~(e) - f_theta(e) ||^2, for the anchors' prefix: cut to
-        their length, and so much of it as brings the predictions on the anchors nearest to what they were."""
+        """Add the gradient of lambda sum || f_theta~(e) - f_theta(e) ||^2 to the others, for the anchors' prefix:
+        clipped to their length, and as much of it as brings the predictions on the anchors nearest to what they were.
+        """
         parameters: list[Tensor] = list(self.model.parameters())
         gradients = [cast(Tensor, p.grad) for p in parameters]
         with torch.no_grad():
@@ -149,7 +140,7 @@ class Hal(SingleHeadLearner):
             change = self.head(self._features(anchors)) - before
             penalty = self.config.lamb * change.square().sum()
             back = torch.autograd.grad(penalty, parameters)
-        with torch.no_grad():  # it has only to undo a part of the loss's step
+        with torch.no_grad():  # it only has to undo a part of the loss's step
             back = torch._foreach_mul(back, (_length(gradients) / _length(back)).clamp(max=1))
         with torch.no_grad(), self._at(torch._foreach_add(ahead, back, alpha=-self.config.lr)):
             effect = self.head(self._features(anchors)) - before - change
@@ -158,7 +149,7 @@ class Hal(SingleHeadLearner):
 
     @contextmanager
     def _at(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, the learned parameters have these values."""
+        """Within this context the learned parameters have these values."""
         parameters: list[Tensor] = list(self.model.parameters())
         own = [p.detach().clone() for p in parameters]
         with torch.no_grad():
@@ -184,14 +175,14 @@ class Hal(SingleHeadLearner):
             images = images + self.config.anchor_lr * self._ascent(images, columns, mean, hindsight)
             return torch.minimum(torch.maximum(images, darkest), brightest)
 
-        run = Capturing(step, []) if self.captured else step
+        run = self._repeated(step)
         images = start.to(self.device)
         for _ in range(self.config.anchor_steps):
             images = run((images,))
         return images
 
     def _hindsight(self, task: TaskData, listener: Listener) -> list[Tensor] | None:
-        """theta_M: the parameters after fine-tuning on the memory; ``None`` while there is none."""
+        """theta_M: the parameters after fine-tuning on the memory; ``None`` while the memory is empty."""
         if not len(self.memory):
             return None
         tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns).to(self.device)
@@ -203,7 +194,7 @@ class Hal(SingleHeadLearner):
             return [p.detach().clone() for p in self.model.parameters()]
 
     def _ascent(self, images: Tensor, columns: Tensor, mean: Tensor, hindsight: list[Tensor] | None) -> Tensor:
-        """Gradient of what an anchor maximises, in each of ``images``: (classes, 3, S, S)."""
+        """Gradient of the objective of the anchors with respect to ``images``: (classes, 3, S, S)."""
         images = images.detach().requires_grad_()
         features = self._features(self.network.prefix(images))
         near = self.config.gamma * (features - mean).square().sum()
@@ -221,5 +212,5 @@ class Hal(SingleHeadLearner):
 
 
 def _length(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all ``tensors`` as one vector."""
+    """Norm of all ``tensors`` as one vector."""
     return torch.stack(torch._foreach_norm(list(tensors))).norm().clamp(min=torch.finfo(torch.float32).tiny)

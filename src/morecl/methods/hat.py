@@ -1,22 +1,22 @@
 """HAT: Overcoming Catastrophic Forgetting with Hard Attention to the Task (Serra, Suris, Miron, Karatzoglou; ICML
 2018), made class-incremental by HyperNet's task-id prediction (von Oswald, Henning, Sacramento, Grewe; ICLR 2020).
 
-Each task trains the adapters under its own hard-attention masks, its own norms and its own head of |Y^k| outputs, as
-MORE does but without the *ood* output, without replay and without back-update. As HAT needs to be told the task, a test
-image goes through every task's network and the head that is surest of itself wins:
+Each task trains the adapters under its own hard-attention masks, its own norms, and its own head of |Y^k| outputs, like
+MORE but without the *ood* output, replay and back-update. HAT itself needs to know the task of a test image. Here the
+image goes through every task's network, and the head with the least entropy wins:
 
     k* = argmin_k H(p(. | x, k)),   H(p) = -sum_c p_c log p_c;   y* = argmax_c p(c | x, k*)
 
-Scores are softmax outputs of every head, those of task k* raised by 1: they lie above all others, and within a task the
-order is that of its head. The OOD score is the maximum softmax probability of the chosen head.
+Scores are the softmax outputs of all heads, those of task k* plus 1, so that they exceed all others while the order
+within each task stays that of its head. The OOD score is the maximum softmax probability of the chosen head.
 
 Deviations:
 
-- HAT's masks sit on the adapters of a frozen ViT, not on all units; norms are per task and need no protection.
+- HAT's masks apply to the adapters of a frozen ViT, not to all units; norms are per task and need no protection.
   ``freeze_backbone=False`` trains the ViT in the first task only (:mod:`morecl.methods.masked`).
 - A finished task's masks are rounded to exactly {0, 1}, so the protection does not leak.
-- Entropies are compared as they are, as in HyperNet, where all tasks have equally many classes. With unequal tasks the
-  smaller one is favoured (its entropy is bounded by log |Y^k|); a task of one class has entropy 0 and always wins.
+- Entropies are compared without normalisation, as in HyperNet, where all tasks have equally many classes. With tasks of
+  different sizes the smaller one is favoured (its entropy is at most log |Y^k|); a task of one class always wins.
 - s_max = 400 and lambda = 0.75 are HAT's own; momentum SGD without its gradient clipping and its rate schedule.
 """
 
@@ -28,11 +28,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import equal_batches
+from morecl.scoring import Heads, Output, Rule
+
+
+class LeastEntropy(Rule):
+    """The head with the least entropy wins; see the module's text."""
+
+    def __init__(self, heads: Heads):
+        super().__init__()
+        self._heads = heads
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        logits = [head(z).double() for head, z in zip(self._heads(), features, strict=True)]
+        entropy = torch.stack([-(x.softmax(1) * x.log_softmax(1)).sum(1) for x in logits], 1)  # (N, tasks)
+        chosen = entropy.argmin(1)
+        p = torch.cat([x.softmax(1) for x in logits], 1)
+        task = torch.cat([torch.full((x.shape[1],), k, device=p.device) for k, x in enumerate(logits)])  # (C,)
+        wins = task == chosen[:, None]  # (N, C)
+        return Output(p + wins, p, p.where(wins, 0).amax(1))
 
 
 class Hat(MaskedLearner):
@@ -44,18 +61,11 @@ class Hat(MaskedLearner):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(self.config.seed, "epoch", task.index, epoch)
-            for index, weight in equal_batches(len(tokens), size, draw, self.device, fill=self.captured):
+            for index, weight in self._weighted_batches(len(tokens), size, draw):
                 yield tokens[index], targets[index], weight
 
         with self._clock("train"):
             self._train(task, batches, -(-len(tokens) // size), listener)
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        logits = [net.head(z).double() for net, z in zip(self.tasks, features, strict=True)]
-        heads = [x.softmax(1) for x in logits]
-        entropy = torch.stack([-(x.softmax(1) * x.log_softmax(1)).sum(1) for x in logits], 1)  # (N, tasks)
-        chosen = entropy.argmin(1)
-        p = torch.cat(heads, 1)
-        wins = torch.from_numpy(self.task_of_column()).to(p.device) == chosen[:, None]  # (N, C)
-        return Output(p + wins, p, p.where(wins, 0).amax(1))
+    def _new_rule(self) -> Rule:
+        return LeastEntropy(self._heads)

@@ -1,15 +1,15 @@
 """iCaRL: Incremental Classifier and Representation Learning (Rebuffi, Kolesnikov, Sperl, Lampert; CVPR 2017).
 
-The network is trained as a multi-label classifier, g_y(x) = sigmoid(w_y . phi(x) + b_y), on the new data and the stored
-exemplars together. Before that, the old network's outputs q_y = g_y(x) are written down for every image. With the new
+The network is trained as a multi-label classifier, g_y(x) = sigmoid(w_y . phi(x) + b_y), on the new data together with
+the stored exemplars. Before that, the old network's outputs q_y = g_y(x) are computed for every image. With the new
 classes s..t and the old ones 1..s-1 the loss is (Algorithm 3)
 
     l = - sum_i [ sum_{y=s..t} [y = y_i] log g_y(x_i) + [y != y_i] log(1 - g_y(x_i))
                 + sum_{y<s}    q_y_i log g_y(x_i) + (1 - q_y_i) log(1 - g_y(x_i)) ].
 
-Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), those of the older classes
-cut from the end (Algorithm 5). The head only serves to train the features: an image goes to the class whose exemplars'
-mean is nearest (Algorithm 1), features and means normalised to length one,
+Then ``memory_size // t`` exemplars of each new class are picked by herding (Algorithm 4), and those of older classes
+are cut from the end (Algorithm 5). The head only serves to train the features: an image goes to the class with the
+nearest mean of exemplars (Algorithm 1), with features and means normalised to length one,
 
     y* = argmin_y || phi(x) - mu_y ||,    mu_y = mean of phi over the exemplars of y.
 
@@ -18,14 +18,14 @@ Deviations:
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
   ``freeze_backbone=False`` trains the backbone in every task.
 - The loss is summed over classes and averaged over the images of a batch (the published code averages over both and
-  makes up for it with a learning rate of 2).
+  compensates with a learning rate of 2).
 - No weight decay and no learning-rate steps: rate and epochs are those of the benchmark, as for every method here.
 - OOD score: maximum softmax probability of the head. The paper has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -37,16 +37,31 @@ from torch.nn import functional as F
 from morecl.config import TrainingConfig
 from morecl.errors import InputError
 from morecl.memory import herding_order
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
+from morecl.scoring import Heads, Output, Rule
 
 
 class IcarlConfig(TrainingConfig):
     memory_size: int = Field(200, ge=1, description="exemplars, all classes together (K)")
+
+
+class NearestExemplarMean(Rule):
+    """Algorithm 1 decides; the head only tells how well an image is known."""
+
+    def __init__(self, means: Callable[[], Tensor], heads: Heads):
+        super().__init__()
+        self._means, self._heads = means, heads
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        (z,), (head,) = features, self._heads()
+        distance = torch.cdist(F.normalize(z.double(), dim=1), self._means())
+        p = head(z).double().softmax(1)
+        return Output(-distance, p, p.amax(1))
 
 
 class Icarl(SingleHeadLearner):
@@ -74,7 +89,7 @@ class Icarl(SingleHeadLearner):
                 "classes, and icarl recognises classes by their exemplars; set memory_size to the number of classes "
                 "or more"
             )
-        columns = task.first_column + task.targets.numpy()
+        columns = task.columns.numpy()
         draw = generator(self.config.seed, "memory", task.index)
         with self._clock("train"):
             self._train(task, listener)  # Algorithm 3
@@ -86,7 +101,7 @@ class Icarl(SingleHeadLearner):
     def _train(self, task: TaskData, listener: Listener) -> None:
         """Minimise l over the task's images and the exemplars."""
         tokens = self.prepare(self.memory.followed_by(task.images))
-        columns = torch.cat([torch.from_numpy(self.memory.columns), task.first_column + task.targets])
+        columns = torch.cat([torch.from_numpy(self.memory.columns), task.columns])
         wanted = F.one_hot(columns, len(self.classes)).float().to(self.device)
         if task.index:
             wanted[:, : task.first_column] = self._logits(tokens)[:, : task.first_column].sigmoid()  # q
@@ -105,14 +120,13 @@ class Icarl(SingleHeadLearner):
 
     def _normalised(self, tokens: Tokens) -> Tensor:
         """Features of length one, (N, D) float64."""
-        return F.normalize(self.embed(tokens, self.networks()[0]).double(), dim=1)
+        return F.normalize(self._embed(tokens).double(), dim=1)
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        """Algorithm 1; the head speaks only of how well the image is known."""
-        distance = torch.cdist(F.normalize(features[0].double(), dim=1), self.prototypes.means)
-        p = self.head(features[0]).double().softmax(1)
-        return Output(-distance, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return NearestExemplarMean(self._means, self._heads)
+
+    def _means(self) -> Tensor:
+        return self.prototypes.means
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.prototypes.means.numel()}

@@ -1,14 +1,13 @@
 """Joint training: the upper bound.
 
-Keeps every image. For each task it starts anew from the pre-trained backbone (fresh adapters, norms and head) and
-trains on everything seen so far, cross-entropy over all classes, as if all had come at once. Not a continual learner:
-nothing can be forgotten, and both memory and time grow with the stream. It says what the others could reach at best.
-With ``freeze_backbone=False`` the backbone is trained too, each time anew from its initial weights.
+Keeps every image. For each task it starts again from the pre-trained backbone (new adapters, norms and head) and trains
+on everything seen so far, with cross-entropy over all classes, as if all data came at once. Not a continual learner:
+nothing can be forgotten, and both memory and time grow with the stream. It shows the best that others could reach.
+With ``freeze_backbone=False`` the backbone is trained too, each time from its initial weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -25,18 +24,13 @@ class Joint(SingleHeadLearner):
     name: ClassVar[str] = "joint"
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        self.memory.append(task.images, task.first_column + task.targets.numpy())
+        self.memory.append(task.images, task.columns.numpy())
         self._reset()
         self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
-        everything = replace(
-            task,
-            images=self.memory.images,
-            targets=torch.from_numpy(self.memory.columns),
-            first_column=0,
-            classes=len(self.classes),
-        )
+        tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns)
 
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(everything, self.prepare(self.memory.images), loss, listener)
+        with self._clock("train"):
+            self._fit_rows(loss, tokens, [columns], task=task, listener=listener)

@@ -1,11 +1,11 @@
-"""What multi-head methods with hard attention share: adapters that all tasks train under masks of their own.
+"""Base class of multi-head methods with hard attention: tasks share adapters, each under its own masks.
 
-The mechanism is HAT's (Serra et al., ICML 2018) on adapters, as MORE uses it; equation numbers are those of the MORE
-paper, Section 3.4. Each task owns its masks, its copy of the norms and its head; later tasks cannot change what it
-uses, because its masks, rounded to exactly {0, 1} when it ends, block their updates.
+The mechanism is HAT's (Serra et al., ICML 2018) applied to adapters, as in MORE; equation numbers are those of the MORE
+paper, Section 3.4. Each task owns its masks, its copy of the norms and its head. When it ends, its masks are rounded to
+exactly {0, 1} and block all later updates of what it uses.
 
-With ``freeze_backbone=False`` the first task trains the backbone as well. No mask protects it, so later tasks leave it
-as it is; their norms start from those that were trained with it.
+With ``freeze_backbone=False`` the first task also trains the backbone. No mask protects it, so later tasks leave it as
+it is; their norms start from those that were trained with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from morecl.config import LearnerConfig, TrainingConfig
+from morecl.config import SgdConfig, TrainingConfig
 from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters, AdapterWeights
 from morecl.nn.hard_attention import (
@@ -38,11 +38,11 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit
+from morecl.training import Batch, ProtectedSGD
 
 
 class MaskedConfig(TrainingConfig):
-    s_max: float = Field(400.0, gt=1, description="how hard the attention gets (Eq. 8)")
+    s_max: float = Field(400.0, gt=1, description="largest steepness of the attention (Eq. 8)")
     lamb: float = Field(0.75, ge=0, description="weight of the regulariser (Eq. 12)")
 
 
@@ -62,10 +62,10 @@ class MaskedTask(nn.Module):
 
 
 class MaskedLearner(Learner):
-    """A learner with one network a task. A subclass makes the task's part in ``_new_task``, says what batches it is
-    trained on and how the heads' answers are joined."""
+    """A learner with one network per task. A subclass creates the task's part in ``_new_task``, chooses the batches
+    that it is trained on, and brings the rule that joins the heads' outputs."""
 
-    Config: ClassVar[type[LearnerConfig]] = MaskedConfig
+    Config: ClassVar[type[SgdConfig]] = MaskedConfig
     config: MaskedConfig
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MaskedTask:
@@ -93,7 +93,7 @@ class MaskedLearner(Learner):
 
     @property
     def tasks(self) -> list[MaskedTask]:
-        """One :class:`MaskedTask` a task (an ``nn.ModuleList``)."""
+        """One :class:`MaskedTask` per task (an ``nn.ModuleList``)."""
         return cast("list[MaskedTask]", self.model["tasks"])
 
     # ---- training ---------------------------------------------------------------------------------------------
@@ -105,12 +105,12 @@ class MaskedLearner(Learner):
         steps: int,
         listener: Listener,
     ) -> None:
-        """Minimise Eq. 13: cross-entropy plus Eq. 12, over the newest task's norms, embedding and head, what earlier
-        tasks left free of the adapters and, in the first task, a backbone that is not frozen.
+        """Minimise Eq. 13 (cross-entropy plus Eq. 12) over the newest task's norms, embedding and head, the part of the
+        adapters that earlier tasks left free, and, in the first task, a backbone that is not frozen.
 
         Args:
-            batches: ``batches(epoch)`` yields ``steps`` times tokens (B, L, D), targets (B,) and weights (B,) of the
-                mean; of the same shapes each time where steps are captured (``self.captured``).
+            batches: ``batches(epoch)`` yields ``steps`` batches of tokens (B, L, D), targets (B,) and weights (B,) for
+                the mean; see :meth:`_weighted_batches`.
         """
         config, net = self.config, self.tasks[-1]
         before = accumulated([t.mask for t in self.tasks[:-1]], net.embedding.detach())
@@ -123,7 +123,7 @@ class MaskedLearner(Learner):
         def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
             a = attention(net.embedding, s, config.s_max)  # Eq. 8
             adapters = self.adapters.weights(*split(a, config.bottleneck))  # Eq. 9
-            features = self.network.trunk(x, net.norms, adapters, self.body, compiled=self.compiled)
+            features = self._trunk(x, net.norms, adapters, self.body)
             errors = F.cross_entropy(net.head(features), y, reduction="none")
             return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 
@@ -134,17 +134,8 @@ class MaskedLearner(Learner):
         guard = protection(*split(before, config.bottleneck))
         shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
         owned = [*net.norms.parameters(), net.embedding, *net.head.parameters(), *self._body_parameters()]
-        fit(
-            loss,
-            annealed,
-            ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard),
-            epochs=config.epochs,
-            task=task.index,
-            images=len(task.images),
-            listener=listener,
-            after_step=bound,
-            capture=self.captured,
-        )
+        optimizer = ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard)
+        self._fit(loss, annealed, task=task, listener=listener, optimizer=optimizer, after_step=bound)
 
     # ---- features ---------------------------------------------------------------------------------------------
 
@@ -156,11 +147,11 @@ class MaskedLearner(Learner):
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
         adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, self.body))
+        return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, self.body))
 
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
-        """Few images go through all networks in one pass, many through one network after the other."""
+        """A few images go through all networks in one pass, many images through one network after the other."""
         count, tasks = len(tokens), len(self.tasks)
         if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
             return super().embed_all(tokens)
@@ -169,13 +160,17 @@ class MaskedLearner(Learner):
             self._derived["together"] = ((norms[0], norms[1]), self._folded(self.tasks))
         norms, adapters = self._derived["together"]
         x = tokens.range(0, count)
-        features = self.network.trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
+        features = self._trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
         return list(features.view(tasks, count, -1))
+
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        """The head of each task's network."""
+        return [net.head for net in self.tasks]
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
         return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])
 
-    # ---- to look inside ---------------------------------------------------------------------------------------
+    # ---- inspection -------------------------------------------------------------------------------------------
 
     def masks(self, task: int) -> dict[str, NDArray[np.float32]]:
         """The task's rounded masks: ``blocks.0.attn.m1`` (K,), ``blocks.0.attn.m2`` (D,), ``blocks.0.mlp.m1``, ..."""

@@ -1,34 +1,34 @@
 """MORE: A Multi-Head Model for Continual Learning via Out-of-Distribution Replay (Kim, Ke, Liu; CoLLAs 2022).
 
 A frozen pre-trained ViT with adapters. Each task trains the adapters under its own hard-attention masks, its own copy
-of the norms and its own head with |Y| + 1 outputs, the last of which means *ood* and is trained on the replay memory.
-Later tasks cannot change what an earlier one uses. A test image goes through every task's network; the largest
-output over all heads is the prediction, and how large it is says how well the image is known.
+of the norms, and its own head with |Y| + 1 outputs, the last of which means *ood* and is trained on the replay memory.
+Later tasks cannot change what an earlier one uses. A test image goes through every task's network. The largest output
+over all heads is the prediction, and its size tells how well the image is known.
 
-Equation numbers are the paper's (Section 3); Algorithm 1 is :meth:`More._learn`, Algorithm 2 is :meth:`More.score`.
+Equation numbers are the paper's (Section 3); Algorithm 1 is :meth:`More._learn`, Algorithm 2 is :class:`MoreRule`.
 Hard attention (Eq. 8-12) is in :mod:`morecl.methods.masked`, which HAT shares.
 
 Deviations from the paper's text, where it leaves a choice or where we measured that it fails:
 
 - Masks are rounded to exactly {0, 1} when a task ends. The paper keeps sigmoid(500 e), almost 0 or 1, so protection
-  leaks a little; rounded, the features of a finished task stay bit-identical for ever.
-- Eq. 1 is drawn as batches of ``batch_size`` + ``memory_batch_size`` (Algorithm 1's sample(M)), one mean over both.
-- Softmax has temperature 2 in prediction, as in the authors' code; the paper names none.
-- Back-updating goes on from each head as the previous task left it (Algorithm 1), without momentum. What a step of a
-  linear head does goes with the square of its features, so the rate is relative to their mean square (1 for the
-  shipped backbone, 3 for DeiT-Ti, 12 for ViT-Ti). And a head's own samples weigh more (``back_update_own_share``):
-  Eq. 3 counts every sample the same; with |M| samples of the new task that is 50 own against 350 others in the fifth
-  task of CIFAR10-5T, and the earlier heads learn to reject their own classes: errors then go to later tasks two or
-  more times in three. docs/methods/more.md has the measurements.
-- Features behind a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
+  leaks a little. With rounded masks the features of a finished task stay bit-identical.
+- Batches for Eq. 1 have ``batch_size`` + ``memory_batch_size`` images (Algorithm 1's sample(M)), one mean over both.
+- The softmax has temperature 2 in prediction, as in the authors' code; the paper gives none.
+- Back-updating continues from each head as the previous task left it (Algorithm 1), without momentum. The effect of a
+  step of a linear head grows with the square of its features, so the rate is relative to their mean square (1 for the
+  shipped backbone, 3 for DeiT-Ti, 12 for ViT-Ti). And a head's own samples get more weight (``back_update_own_share``).
+  Eq. 3 weights all samples equally; with |M| samples of the new task, the fifth task of CIFAR10-5T has 50 own samples
+  against 350 others, and earlier heads learn to reject their own classes: two thirds or more of the errors then go to
+  later tasks. docs/methods/more.md has the measurements.
+- Features after a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
   dimensions the covariance is shrunk. See :func:`morecl.gaussian.precision`.
 - ``freeze_backbone=False`` trains the ViT in the first task only: nothing protects it, and features of finished tasks
-  must not change. Norms of later tasks start from the first's, which were trained with it.
+  must not change. Norms of later tasks start from those of the first, which were trained with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -38,24 +38,35 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl import gaussian
+from morecl.config import SCORING
 from morecl.gaussian import Gaussians
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedConfig, MaskedLearner, MaskedTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, equal_batches, fit, repeated_shuffles
+from morecl.scoring import Output, Rule
+from morecl.training import Batch, ProtectedSGD, repeated_shuffles, require_finite
 
 
 class MoreConfig(MaskedConfig):
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
-    memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
-    temperature: float = Field(2.0, gt=0, description="of the softmax in prediction")
-    c: float = Field(20.0, gt=0, description="numerator of the coefficient (Eq. 4)")
-    s_max: float = Field(500.0, gt=1, description="how hard the attention gets (Eq. 8)")
-    coefficient: bool = Field(True, description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)")
-    back_update: bool = Field(True, description="show earlier heads what came later (Eq. 3)")
+    memory_batch_size: int = Field(64, ge=1, description="replayed images added to each batch")
+    temperature: float = Field(2.0, gt=0, description="of the softmax in prediction", json_schema_extra=SCORING)
+    c: float = Field(
+        20.0,
+        gt=0,
+        description="scale of the Mahalanobis coefficient: c / distance (Eq. 4)",
+        json_schema_extra=SCORING,
+    )
+    s_max: float = Field(500.0, gt=1, description="largest steepness of the attention (Eq. 8)")
+    coefficient: bool = Field(
+        True,
+        description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)",
+        json_schema_extra=SCORING,
+    )
+    back_update: bool = Field(True, description="train earlier heads to reject later classes (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
     back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
     back_update_batch_size: int = Field(16, ge=1)
@@ -64,26 +75,60 @@ class MoreConfig(MaskedConfig):
         0.65,
         gt=0,
         lt=1,
-        description="weight of a head's own samples in Eq. 3, all together; null: every sample the same",
+        description="total weight of a head's own samples in Eq. 3; null: all samples have the same weight",
     )
 
 
 class MoreTask(MaskedTask):
-    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples."""
+    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples.
+
+    ``precision`` is the inverse of the covariance, kept because it takes long to compute.
+    """
 
     means: Tensor
     covariance: Tensor
+    precision: Tensor
     samples: Tensor
 
     def __init__(self, norms: Norms, shape: tuple[int, int], dim: int, classes: int, init: torch.Generator):
         super().__init__(norms, shape, dim, classes + 1, init)
         self.register_buffer("means", torch.zeros(classes, dim, dtype=torch.float64))
         self.register_buffer("covariance", torch.zeros(dim, dim, dtype=torch.float64))
+        self.register_buffer("precision", torch.zeros(dim, dim, dtype=torch.float64))
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+
+    def describe(self, features: Tensor, targets: Tensor) -> None:
+        """Eq. 5-6: estimate the Gaussians from ``features`` (N, D) with ``targets`` (N,)."""
+        statistics = gaussian.estimate(features, targets, len(self.means))
+        self.means.copy_(statistics.means)
+        self.covariance.copy_(statistics.covariance)
+        self.samples.fill_(statistics.samples)
+        self.precision.copy_(gaussian.precision(self.gaussians))
 
     @property
     def gaussians(self) -> Gaussians:
         return Gaussians(self.means, self.covariance, int(self.samples))
+
+
+class MoreRule(Rule):
+    """Algorithm 2: p(Y^k | x, k) s^k(x) of every task, side by side (Eq. 7); without the coefficient s^k, Eq. 2."""
+
+    def __init__(self, tasks: Callable[[], Sequence[MoreTask]], temperature: float, c: float | None):
+        """``c``: numerator of the coefficient; ``None``: no coefficient."""
+        super().__init__()
+        self._tasks, self.temperature, self.c = tasks, temperature, c
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        scores, probabilities = [], []
+        for net, z in zip(self._tasks(), features, strict=True):
+            logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
+            p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
+            probabilities.append(p)
+            if self.c is not None:
+                p = p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
+            scores.append(p)
+        joined = torch.cat(scores, 1)
+        return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
 
 
 class More(MaskedLearner):
@@ -109,16 +154,13 @@ class More(MaskedLearner):
                 self._back_update(task, tokens, listener)
         with self._clock("train"):
             features = self.embed(tokens, str(task.index))
-            statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)  # Eq. 5-6
-            net = self.tasks[-1]
-            net.means.copy_(statistics.means)
-            net.covariance.copy_(statistics.covariance)
-            net.samples.fill_(statistics.samples)
-        columns = task.first_column + task.targets.numpy()
+            require_finite(task.index, [features])
+            self.tasks[-1].describe(features, task.targets.to(self.device))
+        columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
     def _train_against_memory(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
-        """Eq. 1: the classes of the task against each other, and all that is replayed as *ood*."""
+        """Eq. 1: the classes of the task against each other, and all replayed images as *ood*."""
         config = self.config
         replay = self.prepare(self.memory.images) if len(self.memory) else None
         targets = task.targets.to(self.device)
@@ -127,14 +169,14 @@ class More(MaskedLearner):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            own = equal_batches(len(tokens), config.batch_size, draw, self.device, fill=self.captured)
+            own = self._weighted_batches(len(tokens), config.batch_size, draw)
             if replay is None:
                 yield from ((tokens[index], targets[index], weight) for index, weight in own)
                 return
             drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
             for b, (index, weight) in enumerate(own):
                 other = drawn[b * config.memory_batch_size :][: config.memory_batch_size]
-                # the last batch of an epoch may be smaller; its replayed part counts for as much less
+                # the last batch of an epoch may be smaller; its replayed part gets less weight in proportion
                 share = min(1.0, (len(tokens) - b * config.batch_size) / config.batch_size)
                 yield (
                     torch.cat([tokens[index], replay[other]]),
@@ -145,11 +187,11 @@ class More(MaskedLearner):
         self._train(task, batches, steps, listener)
 
     def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
-        """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), features frozen.
+        """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
 
-        The data are the memory as it was before this task and as many random samples of the task. The features of
-        head j are those of network j, computed once. The heads do not depend on each other, so all are trained in
-        one batched pass: head j is row j of the stacked weights, padded to the widest head.
+        The data are the memory from before this task and equally many random samples of the task. The features of
+        head j are those of network j, computed once. The heads do not depend on each other, so all are trained
+        together in one batch: head j is row j of the stacked weights, padded to the widest head.
         """
         config = self.config
         draw = generator(config.seed, "back-update", task.index)
@@ -173,29 +215,28 @@ class More(MaskedLearner):
         y = torch.stack(targets).to(self.device)  # (J, n)
         own_sample = y != torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
         emphasis = _emphasis(own_sample, config.back_update_own_share)  # (J, n), mean 1
-        emphasis /= X.square().mean((1, 2))[:, None]  # the rate's unit: a factor of a head's loss is one of its rate
+        emphasis /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
         weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
-            yield from equal_batches(X.shape[1], config.back_update_batch_size, draw, self.device, fill=self.captured)
+            yield from self._weighted_batches(X.shape[1], config.back_update_batch_size, draw)
 
         def loss(index: Tensor, w: Tensor) -> Tensor:
             logits = torch.baddbmm(bias[:, None], X[:, index], weight.mT)  # (J, B, widest)
             errors = F.cross_entropy(logits.flatten(0, 1), y[:, index].flatten(), reduction="none")
             errors = errors.view(len(heads), -1) * emphasis[:, index]
-            return (errors * w).sum() / w.sum()  # summed over heads, each trained on its own mean
+            return (errors * w).sum() / w.sum()  # the sum over heads of each head's mean
 
         optimizer = ProtectedSGD([weight, bias], config.back_update_lr, config.back_update_momentum)
-        fit(
+        self._fit(
             loss,
             batches,
-            optimizer,
-            epochs=config.back_update_epochs,
-            task=task.index,
-            images=None,
+            task=task,
             listener=listener,
+            optimizer=optimizer,
+            epochs=config.back_update_epochs,
             stage="back-update",
-            capture=self.captured,
+            speed=False,
         )
         for j, head in enumerate(heads):
             head.weight.data.copy_(weight.detach()[j, : head.out_features])
@@ -203,28 +244,14 @@ class More(MaskedLearner):
 
     # ---- Algorithm 2 ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        """Eq. 7 (or Eq. 2 without the coefficient): p(Y^k | x, k) s^k(x) of every task, side by side."""
-        scores, probabilities = [], []
-        for k, (net, z) in enumerate(zip(self.tasks, features, strict=True)):
-            logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
-            p = (logits / self.config.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
-            probabilities.append(p)
-            if self.config.coefficient:
-                p = p * gaussian.coefficient(z, net.means, self._precision_of(k), self.config.c)[:, None]  # Eq. 4
-            scores.append(p)
-        joined = torch.cat(scores, 1)
-        return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
+    def _new_rule(self) -> Rule:
+        config = self.config
+        return MoreRule(self._all_tasks, config.temperature, config.c if config.coefficient else None)
 
-    def _precision_of(self, task: int) -> Tensor:
-        """Inverse covariance of a task, computed when it is first needed."""
-        key = f"precision {task}"
-        if key not in self._derived:
-            self._derived[key] = gaussian.precision(self.tasks[task].gaussians)
-        return cast(Tensor, self._derived[key])
+    def _all_tasks(self) -> list[MoreTask]:
+        return self.tasks
 
-    # ---- to look inside ---------------------------------------------------------------------------------------
+    # ---- inspection -------------------------------------------------------------------------------------------
 
     def statistics(self, task: int) -> Gaussians:
         """Class means (C, D), shared covariance (D, D) and number of samples of the task, float64 on the CPU."""
@@ -232,11 +259,29 @@ class More(MaskedLearner):
         return Gaussians(net.means.cpu(), net.covariance.cpu(), int(net.samples))
 
     def entries(self) -> dict[str, int]:
-        return super().entries() | {"statistics": sum(t.means.numel() + t.covariance.numel() for t in self.tasks)}
+        """The precision matrices are not counted: they are computed from the covariances."""
+        parts = super().entries()
+        parts["statistics"] += sum(net.means.numel() + net.covariance.numel() for net in self.tasks)
+        return parts
+
+    def _restore_networks(
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
+    ) -> None:
+        """A learner that was saved without precision matrices gets them here."""
+        super()._restore_networks(classes, task_sizes, _with_precision(state, len(task_sizes)))
+
+
+def _with_precision(state: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
+    missing = [k for k in range(tasks) if f"model.tasks.{k}.precision" not in state]
+    made = {}
+    for k in missing:
+        means, covariance, samples = (state[f"model.tasks.{k}.{name}"] for name in ("means", "covariance", "samples"))
+        made[f"model.tasks.{k}.precision"] = gaussian.precision(Gaussians(means, covariance, int(samples)))
+    return state | made
 
 
 def _emphasis(own: Tensor, share: float | None) -> Tensor:
-    """Weights (J, n) of mean 1 with which the ``own`` samples of each head have the given share of the whole."""
+    """Weights (J, n) of mean 1 that give the ``own`` samples of each head the given share of the total weight."""
     if share is None:
         return torch.ones(own.shape, device=own.device)
     count = own.sum(1, keepdim=True).float()

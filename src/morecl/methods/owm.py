@@ -1,28 +1,28 @@
 """OWM: Continual Learning of Context-Dependent Processing in Neural Networks (Zeng, Chen, Cui, Yu; Nature Machine
 Intelligence 2019), orthogonal weights modification.
 
-Nothing is stored but, for each linear layer, a projector P onto the directions that inputs of earlier tasks have left
-free. A layer's gradient G (out, in) is replaced by G P; as P x = 0 for a stored input x, the layer's answer to it stays
-what it was. After a task P is updated by recursive least squares with the layer's mean inputs x of each batch:
+Only one thing is stored: for each linear layer, a projector P onto the directions that inputs of earlier tasks have
+left free. A layer's gradient G (out, in) is replaced by G P. As P x = 0 for a stored input x, the layer's output for it
+stays the same. After a task, P is updated by recursive least squares with the layer's mean inputs x of each batch:
 
     k = P x / (alpha + x^T P x),   P <- P - k x^T P,   alpha = alpha_0 * alpha_decay^(b / B)  at batch b of B
 
-Started from P = I this is P = (I + sum_b x_b x_b^T / alpha_b)^-1; alpha says how exactly the stored inputs are kept.
+Starting from P = I this is P = (I + sum_b x_b x_b^T / alpha_b)^-1; alpha controls how exactly outputs are preserved.
 
-It is applied to all trained linear layers: fc1 and fc2 of each adapter and the growing head. A layer's bias is one
-more column of its weight that sees the constant input 1.
+It is applied to all trained linear layers: fc1 and fc2 of each adapter and the growing head. A layer's bias is treated
+as one more column of its weight, with the constant input 1.
 
 Deviations:
 
-- The norms, which the original does not have, are trained in the first task only: there is no input they could be
-  projected away from, and moving them would move what every layer behind them sees. So is the backbone, for the same
-  reason, if ``freeze_backbone=False``.
-- In a layer that sees L tokens an image, each position's mean is an input of its own, as the original does with the
-  positions of a convolution; behind the last attention that is the class token alone. All rank-one steps of a task are
+- The norms, which the original does not have, are trained in the first task only: their updates cannot be projected,
+  and changing them would change the inputs of every later layer. The same holds for the backbone if
+  ``freeze_backbone=False``.
+- In a layer with L tokens per image, the mean at each position is a separate input, as the original treats the
+  positions of a convolution; after the last attention that is the class token alone. All rank-one steps of a task are
   taken at once, which gives the same P.
-- P is updated when a task is finished, as that paper's text has it; the published code updates it in every batch.
-- Momentum, as for all methods here: P does not change within a task and momentum starts from zero in each, so the sum
-  it keeps stays inside the free directions.
+- P is updated at the end of a task, as in the paper's text; the published code updates it in every batch.
+- Momentum, as for all methods here: P does not change within a task and momentum starts from zero in each, so the
+  accumulated steps stay within the free directions.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from morecl.training import shuffled_batches
 
 
 class OwmConfig(TrainingConfig):
-    alpha: float = Field(1.0, gt=0, description="alpha_0, the regulariser of the projector at a task's first batch")
-    alpha_decay: float = Field(0.1, gt=0, le=1, description="alpha falls to this share by the task's last batch")
+    alpha: float = Field(1.0, gt=0, description="alpha_0, regulariser of the projector at the first batch of a task")
+    alpha_decay: float = Field(0.1, gt=0, le=1, description="alpha decays to this fraction by the last batch of a task")
 
 
 class Projector(nn.Module):
@@ -73,8 +73,8 @@ class Projector(nn.Module):
 
 
 def information(inputs: Tensor, alpha: Tensor) -> Tensor:
-    """sum_bn x_bn x_bn^T / alpha_b: what a layer's ``inputs`` (B, n, D) of B batches, a 1 for the bias beside each,
-    tell of the directions that are used. ``alpha`` (B,) -> (D + 1, D + 1), float64."""
+    """sum_bn x_bn x_bn^T / alpha_b over a layer's ``inputs`` (B, n, D) of B batches, each with a 1 for the bias: the
+    directions in use. ``alpha`` (B,) -> (D + 1, D + 1), float64."""
     X = F.pad(inputs.double(), (0, 1), value=1.0)
     X = (X / alpha.to(X).sqrt()[:, None, None]).flatten(0, 1)
     return X.mT @ X
@@ -112,8 +112,9 @@ class Owm(SingleHeadLearner):
         def loss(x: Tensor, columns: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), columns)
 
-        self._fit(task, tokens, loss, listener, after_backward=self._project if task.index else None)
         with self._clock("train"):
+            project = self._project if task.index else None
+            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener, after_backward=project)
             self._store(task, tokens)
 
     def _project(self, *batch: Tensor) -> None:

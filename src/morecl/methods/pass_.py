@@ -2,37 +2,37 @@
 
 No image is kept. Three parts:
 
-- *Self-supervised label augmentation*: an image of class c turned by r * 90 degrees is class 4 c + r, so the head has
-  four outputs a class. Those of r = 0 answer.
-- *Prototype augmentation*: of a finished class its mean feature mu_c stays. The head is trained on mu_c + e * r_t with
-  e ~ N(0, I) beside the new classes. The radius r_t is the root of the mean variance of a class in a dimension:
+- *Self-supervised label augmentation*: an image of class c rotated by r * 90 degrees is class 4 c + r, so the head has
+  four outputs per class. Those with r = 0 are used to predict.
+- *Prototype augmentation*: the mean feature mu_c of every learned class is kept. The head is trained on mu_c + e * r_t,
+  e ~ N(0, I), together with the new classes. The radius r_t is the root of the mean variance per class and dimension:
 
       r_t^2 = (K_old r_{t-1}^2 + sum_{new k} tr(Sigma_k) / D) / (K_old + K_new)
 
-- *Distillation*: features of the (turned) images are held near those of the network before the task.
+- *Distillation*: features of the (rotated) images are kept close to those of the network before the task.
 
-Loss from the second task on, with F the features, G the head, T the temperature:
+From the second task on the loss is, with features F, head G and temperature T:
 
     CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||^2 / (D s)
 
 Deviations:
 
-- Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs, which does not see
-  the scale of a loss as SGD does. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which multiply
-  the head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
+- Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs, which, unlike SGD,
+  is insensitive to the scale of a loss. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which
+  multiply the head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
 - Distillation is the squared distance, its mean over images and dimensions relative to the mean square s of the old
-  features. The original's distance is not squared; its gradient does not get smaller near the target, and SGD swings
+  features. The original's distance is not squared; its gradient does not shrink near the target, and SGD oscillates
   around it. The unit s matters: it is 15 for ViT-Ti/16 and near 1 for the shipped backbone, and without it training
-  diverges on the former. kd_weight = 10 is the original's number in this other unit, and pulls far more weakly.
-- The radius is brought up to date after every task, as in the paper; the published code fixes it after the first.
-- The features of the old network are computed once a task: without random augmentation they are constants.
+  diverges on the former. kd_weight = 10 is the original's number in this other unit, where it is a far weaker pull.
+- The radius is updated after every task, as in the paper; the published code fixes it after the first.
+- The features of the old network are computed once per task: without random augmentation they are constants.
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
 - ``freeze_backbone=False`` trains the backbone in every task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ClassVar, cast
 
 import numpy as np
@@ -44,13 +44,13 @@ from torch.nn import functional as F
 from morecl import gaussian
 from morecl.config import TrainingConfig
 from morecl.images import ImageArray, to_side
-from morecl.methods.base import Output, TaskData
+from morecl.methods.base import TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, fit, shuffled_batches
+from morecl.training import Batch, shuffled_batches
 
 ROTATIONS = 4
 
@@ -72,7 +72,7 @@ class AugmentedPrototypes(Prototypes):
 
 
 def rotated(images: ImageArray) -> ImageArray:
-    """(N, S, S, 3) -> (4 N, S, S, 3): all images as they are, then all turned by 90, 180 and 270 degrees."""
+    """(N, S, S, 3) -> (4 N, S, S, 3): all images as they are, then all rotated by 90, 180 and 270 degrees."""
     return np.concatenate([np.rot90(images, r, axes=(1, 2)) for r in range(ROTATIONS)])
 
 
@@ -96,23 +96,23 @@ class Pass(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         images = task.images
         if images.shape[1] != images.shape[2]:
-            images = to_side(images, self.backbone.input.resize)  # only a square can be turned in place
+            images = to_side(images, self.backbone.input.resize)  # only a square keeps its shape when rotated
         with self._clock("train"):
             self._train(task, self.prepare(rotated(images)), listener)
             self._estimate(task)
 
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config, count = self.config, len(task.images)
-        targets = ROTATIONS * (task.first_column + task.targets).to(self.device)
+        targets = ROTATIONS * task.columns.to(self.device)
         turns = torch.arange(ROTATIONS, device=self.device)
-        old = self.embed(tokens, "before the task") if task.index else None  # (4 N, D)
+        old = self._embed(tokens) if task.index else None  # (4 N, D)
         size = old.square().mean() if old is not None else 1.0
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
             for part in shuffled_batches(count, config.batch_size, draw):
                 own = part.to(self.device)
-                index = (turns[:, None] * count + own).flatten()  # (4 B,) every image in its four positions
+                index = (turns[:, None] * count + own).flatten()  # (4 B,) every image in its four rotations
                 y = (turns[:, None] + targets[own]).flatten()
                 if old is None:
                     yield tokens[index], y
@@ -129,16 +129,7 @@ class Pass(SingleHeadLearner):
             held = F.mse_loss(features, before) / size
             return own + config.proto_weight * prototypes + config.kd_weight * held
 
-        fit(
-            loss,
-            batches,
-            self._optimizer(),
-            epochs=config.epochs,
-            task=task.index,
-            images=count,
-            listener=listener,
-            capture=self.captured,
-        )
+        self._fit(loss, batches, task=task, listener=listener)
 
     def _augmented(self, task: TaskData, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """``batch_size`` noisy prototypes (B, D) of random old classes, and their columns in the head (B,)."""
@@ -150,8 +141,8 @@ class Pass(SingleHeadLearner):
 
     @torch.no_grad()
     def _estimate(self, task: TaskData) -> None:
-        """Keep the means of the task's classes and bring the radius up to date."""
-        features = self.embed(self.prepare(task.images), "after the task")
+        """Keep the means of the task's classes and update the radius."""
+        features = self._embed(self.prepare(task.images))
         statistics = gaussian.estimate(features, task.targets.to(self.device), task.classes)
         self.prototypes.means[task.first_column :] = statistics.means
         spread = (features.double() - statistics.means[task.targets.to(self.device)]).square().mean(1)  # (N,)
@@ -159,10 +150,8 @@ class Pass(SingleHeadLearner):
         known = task.first_column
         self.prototypes.variance.copy_((known * self.prototypes.variance + variance.sum()) / (known + task.classes))
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        p = self.head(features[0])[:, ::ROTATIONS].double().softmax(1)
-        return Output(p, p, p.amax(1))
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        return [lambda features: self.head(features)[:, ::ROTATIONS]]
 
     def entries(self) -> dict[str, int]:
         return super().entries() | {"statistics": self.prototypes.means.numel() + 1}

@@ -1,22 +1,20 @@
-"""What prototype classifiers share: one mean a class, under features that no later task changes."""
+"""Base class of prototype classifiers: one mean per class, under features that no later task changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from morecl.config import LearnerConfig, SgdConfig
+from morecl.config import SgdConfig
 from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.heads import GrowingHead
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, row_batches
 
 
 class Prototypes(nn.Module):
@@ -33,14 +31,13 @@ class Prototypes(nn.Module):
 
 
 class PrototypeLearner(Learner):
-    """A learner that trains nothing. A subclass says in ``score`` how an image is compared with the means.
+    """A learner that trains nothing. A subclass brings a rule that compares images with the means.
 
-    With ``freeze_backbone=False`` there must be something to train the backbone with: the first task does, by
-    cross-entropy through a linear head that is thrown away, and backbone and norms stay so, as the means of its classes
-    would lose their meaning otherwise.
+    With ``freeze_backbone=False`` the first task trains backbone and norms, with cross-entropy on a linear head that is
+    then dropped. Later tasks leave them unchanged, or the means of earlier classes would lose their meaning.
     """
 
-    Config: ClassVar[type[LearnerConfig]] = SgdConfig
+    Config: ClassVar[type[SgdConfig]] = SgdConfig
     config: SgdConfig
 
     def _reset(self) -> None:
@@ -56,7 +53,7 @@ class PrototypeLearner(Learner):
 
     @property
     def norms(self) -> Norms | None:
-        """Those that were trained with the backbone; ``None`` where it is frozen."""
+        """Those trained with the backbone; ``None`` if it is frozen."""
         return cast(Norms, self.model["norms"]) if "norms" in self.model else None
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
@@ -64,41 +61,35 @@ class PrototypeLearner(Learner):
         with self._clock("train"):
             if self.norms is not None and task.index == 0:
                 self._train([*self._body_parameters(), *self.norms.parameters()], task, tokens, listener)
-            features = self.embed(tokens, self.networks()[0]).double()
+            features = self._embed(tokens).double()
             for c in range(task.classes):
                 own = (task.targets == c).to(self.device)
                 self.prototypes.means[task.first_column + c] = features[own].mean(0)
 
     def _train(self, parameters: list[nn.Parameter], task: TaskData, tokens: Tokens, listener: Listener) -> None:
-        """Minimise the cross-entropy of a head of its own over ``parameters``."""
-        config, targets = self.config, task.targets.to(self.device)
+        """Minimise the cross-entropy of a temporary head over its own weights and ``parameters``."""
         head = GrowingHead(self.network.dim).to(self.device)
-        head.grow(task.classes, generator(config.seed, "head", task.index))
-
-        def batches(epoch: int) -> Iterator[Batch]:
-            return row_batches(tokens, [targets], config.batch_size, generator(config.seed, "epoch", task.index, epoch))
+        head.grow(task.classes, generator(self.config.seed, "head", task.index))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            compiled = self.compiled and len(x) == config.batch_size
-            return F.cross_entropy(head(self.network.trunk(x, self.norms, body=self.body, compiled=compiled)), y)
+            return F.cross_entropy(head(self._trunk(x, self.norms, body=self.body)), y)
 
-        fit(
-            loss,
-            batches,
-            ProtectedSGD([*parameters, *head.parameters()], config.lr, config.momentum),
-            epochs=config.epochs,
-            task=task.index,
-            images=len(tokens),
-            listener=listener,
-            capture=self.captured,
-        )
+        optimizer = self._optimizer([*parameters, *head.parameters()])
+        self._fit_rows(loss, tokens, [task.targets], task=task, listener=listener, optimizer=optimizer)
 
     def networks(self) -> list[str]:
         return ["frozen" if self.network.frozen else f"after task {min(1, len(self.task_sizes))}"]
 
     @torch.no_grad()
+    def _embed(self, tokens: Tokens) -> Tensor:
+        """Features of all images: (N, D)."""
+        return self._in_batches(tokens, lambda x: self._trunk(x, self.norms, body=self.body))
+
     def embed(self, tokens: Tokens, network: str) -> Tensor:
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, self.norms, body=self.body))
+        return self._embed(tokens)
+
+    def _means(self) -> Tensor:
+        return self.prototypes.means
 
     def entries(self) -> dict[str, int]:
         norms = 0 if self.norms is None else count(self.norms)

@@ -1,25 +1,25 @@
 """Single-task models: the reference that forward transfer is measured against. Not a continual learner.
 
-For each task a fresh model (adapters, norms, head) is trained on that task alone, from the pre-trained backbone, as if
-no other task existed. Nothing is shared, so nothing is forgotten and nothing is transferred. What it is for:
+For each task a new model (adapters, norms, head) is trained on that task alone, from the pre-trained backbone, as if no
+other task existed. Nothing is shared, so nothing is forgotten and nothing is transferred. It is used to compute
 
-    FWT = mean over k of (accuracy of the method on task k when it has just learned it
-                          - accuracy of the single-task model of task k, task told)
+    FWT = mean over k of (accuracy of the method on task k right after learning it
+                          - accuracy of the single-task model of task k, with the task known)
 
 (paper, appendix, after Ke et al., NeurIPS 2020, with the pre-trained backbone and adapters in place of a random start).
 The second term is the diagonal of this method's task-incremental accuracy matrix. Each model starts from the same
 adapters as every other method's first task and uses the same settings.
 
-Its class-incremental answer is what independent models give without knowing the task: the largest softmax output over
-all models. That number is no bound of anything; none of the models has seen the others' classes.
+Its class-incremental prediction is that of independent models without knowledge of the task: the largest softmax output
+over all models. That accuracy bounds nothing; none of the models has seen the others' classes.
 
-Deviations: none; the paper gives no further detail. With ``freeze_backbone=False`` each task trains a copy of the
-backbone of its own, from the initial weights.
+Deviations: none; the paper gives no further detail. With ``freeze_backbone=False`` each task trains its own copy of the
+backbone, from the initial weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 import torch
@@ -28,18 +28,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
-from morecl.methods.base import Learner, Output, TaskData, count
+from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters
 from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD, fit, row_batches
+from morecl.scoring import MaximumSoftmax, Rule
 
 
 class TaskModel(nn.Module):
-    """All that one task trains: adapters, norms, head (D -> |Y|) and, unless it is frozen, the backbone."""
+    """Everything that one task trains: adapters, norms, head (D -> |Y|) and, unless it is frozen, the backbone."""
 
     def __init__(
         self,
@@ -75,32 +75,20 @@ class Single(Learner):
 
     @property
     def tasks(self) -> list[TaskModel]:
-        """One :class:`TaskModel` a task (an ``nn.ModuleList``)."""
+        """One :class:`TaskModel` per task (an ``nn.ModuleList``)."""
         return cast("list[TaskModel]", self.model["tasks"])
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        config, net = self.config, self.tasks[-1]
-        tokens, targets = self.prepare(task.images), task.targets.to(self.device)
-
-        def batches(epoch: int) -> Iterator[Batch]:
-            return row_batches(tokens, [targets], config.batch_size, generator(config.seed, "epoch", task.index, epoch))
+        net, tokens = self.tasks[-1], self.prepare(task.images)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            compiled = self.compiled and len(x) == config.batch_size
-            features = self.network.trunk(x, net.norms, net.adapters.weights(), net.backbone, compiled=compiled)
-            return F.cross_entropy(net.head(features), y)
+            return F.cross_entropy(net.head(self._trunk(x, net.norms, net.adapters.weights(), net.backbone)), y)
 
         with self._clock("train"):
-            fit(
-                loss,
-                batches,
-                ProtectedSGD(list(net.parameters()), config.lr, config.momentum),
-                epochs=config.epochs,
-                task=task.index,
-                images=len(tokens),
-                listener=listener,
-                capture=self.captured,
-            )
+            self._fit_rows(loss, tokens, [task.targets], task=task, listener=listener)
+
+    def _trained(self) -> list[Tensor]:
+        return list(self.tasks[-1].parameters())
 
     def networks(self) -> list[str]:
         return [str(k) for k in range(len(self.tasks))]
@@ -109,12 +97,13 @@ class Single(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         net = self.tasks[int(network)]
         adapters = net.adapters.weights()
-        return self._in_batches(tokens, lambda x: self.network.trunk(x, net.norms, adapters, net.backbone))
+        return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, net.backbone))
 
-    @torch.no_grad()
-    def score(self, features: Sequence[Tensor]) -> Output:
-        p = torch.cat([net.head(z).double().softmax(1) for net, z in zip(self.tasks, features, strict=True)], 1)
-        return Output(p, p, p.amax(1))
+    def _new_rule(self) -> Rule:
+        return MaximumSoftmax(self._heads)
+
+    def _heads(self) -> list[Callable[[Tensor], Tensor]]:
+        return [net.head for net in self.tasks]
 
     def entries(self) -> dict[str, int]:
         parts = {

@@ -78,6 +78,7 @@ def test_joint_needs_more_passes_with_every_task() -> None:
 
 def test_counting_ends() -> None:
     learner = tiny.create("finetune")
+    learner.checked_images = 0
     images, labels = tiny.task([0, 1], ["a", "b"], 4)
     with cost.counting(learner.network) as passes:
         learner.learn_task(images, labels)

@@ -104,3 +104,34 @@ def test_a_veto_that_is_never_used_changes_nothing(monkeypatch: pytest.MonkeyPat
 def test_the_first_task_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agem, "project", lambda g, reference: pytest.fail("there is nothing to protect yet"))
     learner().learn_task(*tiny.task([0, 1], ["a", "b"], 8))
+
+
+def test_the_published_form_projects_the_gradient_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without momentum both forms are the same; with it, only what is projected tells them apart."""
+    seen: list[list[Tensor]] = []
+
+    def spy(g: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
+        seen.append([part.clone() for part in g])
+        project(g, reference)
+
+    monkeypatch.setattr(agem, "project", spy)
+    tasks = [tiny.task([0, 1], ["a", "b"], 8), tiny.task([2, 3], ["c", "d"], 8)]
+
+    def taught(**changes: object) -> tuple[Agem, list[list[Tensor]]]:
+        seen.clear()
+        one = learner(**changes)
+        for task in tasks:
+            one.learn_task(*task)
+        return one, list(seen)
+
+    (whole, steps), (published, alone) = taught(), taught(project="gradient")
+    for a, b in zip(steps[0], alone[0], strict=True):  # nothing in the momentum yet
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    length = [float(torch.stack([part.norm() for part in second]).norm()) for second in (steps[1], alone[1])]
+    assert length[0] > 1.2 * length[1]
+    assert any(
+        not torch.equal(p, q) for p, q in zip(whole.model.parameters(), published.model.parameters(), strict=True)
+    )
+    without = [taught(momentum=0.0, project=form)[0] for form in ("step", "gradient")]
+    for p, q in zip(*(one.model.parameters() for one in without), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from morecl.methods import eeil, single_head
+from morecl.methods import eeil, tools
 from morecl.methods.eeil import Eeil
 from tiny import found_in, images_of, learner_of, resumes, teach
 
@@ -15,7 +15,7 @@ from tiny import found_in, images_of, learner_of, resumes, teach
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What each call of the training loop was given, batches included."""
     calls: list[dict[str, Any]] = []
-    original = single_head.fit
+    original = tools.fit
 
     def spy(loss: Any, batches: Any, optimizer: Any, **kwargs: Any) -> None:
         seen: list[Any] = []
@@ -28,7 +28,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         original(loss, watched, optimizer, **kwargs)
 
-    monkeypatch.setattr(single_head, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     return calls
 
 

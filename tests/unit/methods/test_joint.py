@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from morecl.methods import single_head
+from morecl.methods import tools
 from morecl.methods.joint import Joint
 from tiny import images_of, learner_of, resumes, teach
 
@@ -14,7 +14,7 @@ from tiny import images_of, learner_of, resumes, teach
 def test_trains_on_everything_seen_starting_from_the_pretrained_state(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_of(Joint)
     fresh = {key: value.clone() for key, value in learner.model.state_dict().items() if not key.startswith("head")}
-    original, columns, starts = single_head.fit, [], []
+    original, columns, starts = tools.fit, [], []
 
     def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
         starts.append({key: value.clone() for key, value in learner.model.state_dict().items()})
@@ -27,7 +27,7 @@ def test_trains_on_everything_seen_starting_from_the_pretrained_state(monkeypatc
 
         original(loss, watched, *args, **kwargs)
 
-    monkeypatch.setattr(single_head, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     teach(learner, (0, 1), (2, 3))
     assert torch.cat(columns[0]).bincount().tolist() == [8, 8]
     assert torch.cat(columns[1]).bincount().tolist() == [8, 8, 8, 8]

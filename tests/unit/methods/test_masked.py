@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from morecl.methods import masked
+from morecl.methods import masked, tools
 from morecl.methods.hat import Hat
 from morecl.methods.more import More
 from morecl.nn.hard_attention import annealed_s, split
@@ -111,7 +111,7 @@ def test_attention_hardens_step_by_step(size: int, monkeypatch: pytest.MonkeyPat
 def test_a_task_trains_all_that_it_owns_from_a_start_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, starts = tiny.create("hat", lr=0.02, momentum=0.5, lamb=0.3), list[dict[str, torch.Tensor]]()
     assert isinstance(learner, Hat)
-    fit, regulariser = masked.fit, masked.regulariser
+    fit, regulariser = tools.fit, masked.regulariser
 
     def spied_fit(loss: Any, batches: Any, optimizer: ProtectedSGD, **kwargs: Any) -> None:
         starts.append({name: p.detach().clone() for name, p in learner.tasks[-1].named_parameters()})
@@ -123,7 +123,7 @@ def test_a_task_trains_all_that_it_owns_from_a_start_of_its_own(monkeypatch: pyt
         assert lamb == 0.3
         return regulariser(a, before, lamb)
 
-    monkeypatch.setattr(masked, "fit", spied_fit)
+    monkeypatch.setattr(tools, "fit", spied_fit)
     monkeypatch.setattr(masked, "regulariser", spied_regulariser)
     for k in range(2):
         learner.learn_task(*tiny.task([2 * k, 2 * k + 1], [2 * k, 2 * k + 1], 8))
@@ -136,7 +136,7 @@ def test_a_task_trains_all_that_it_owns_from_a_start_of_its_own(monkeypatch: pyt
 
 def test_embeddings_are_bounded_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound their gradient would vanish."""
-    learner, bounded, fit = tiny.create("hat"), list[float](), masked.fit
+    learner, bounded, fit = tiny.create("hat"), list[float](), tools.fit
     assert isinstance(learner, Hat)
 
     def spy(*args: Any, after_step: Callable[[], None], **kwargs: Any) -> None:
@@ -147,7 +147,7 @@ def test_embeddings_are_bounded_after_each_step(monkeypatch: pytest.MonkeyPatch)
 
         fit(*args, after_step=checked, **kwargs)
 
-    monkeypatch.setattr(masked, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     learner.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
     assert bounded == [6.0, 6.0]
 

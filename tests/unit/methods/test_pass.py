@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny
-from morecl.methods import pass_
+from morecl.methods import tools
 from morecl.methods.base import TaskData
 from morecl.methods.pass_ import Pass, rotated
 from morecl.training import Batch
@@ -42,7 +42,7 @@ def test_four_rotations_are_four_classes(monkeypatch: pytest.MonkeyPatch) -> Non
     def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
         seen.extend(batches(0))
 
-    monkeypatch.setattr(pass_, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     one = learner(batch_size=6)
     one.learn_task(*FIRST)
     assert one.head.weight.shape[0] == 8
@@ -86,7 +86,7 @@ def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.from_numpy(one.features(rotated(SECOND[0])))
     tokens = one.prepare(rotated(SECOND[0])).range(0, 72).flatten(1)
     seen: list[tuple[float, float]] = []
-    fit = pass_.fit
+    fit = tools.fit
 
     def spy(loss: Any, batches: Any, *args: Any, **kwargs: Any) -> None:
         def checked(x: torch.Tensor, y: torch.Tensor, old: torch.Tensor, z: torch.Tensor, c: torch.Tensor) -> Any:
@@ -102,7 +102,7 @@ def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 
         fit(checked, batches, *args, **kwargs)
 
-    monkeypatch.setattr(pass_, "fit", spy)
+    monkeypatch.setattr(tools, "fit", spy)
     one.learn_task(*SECOND)
     assert len(seen) == 3
     for value, expected in seen:

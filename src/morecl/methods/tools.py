@@ -1,0 +1,186 @@
+"""What method authors use to train: the network, the one training loop, a trainable backbone, a clock.
+
+Compiled blocks, captured steps and batches of equal shape are chosen here and nowhere else: a method calls ``_fit`` (or
+``_fit_rows``) with its loss and ``_trunk`` for its features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from morecl.config import SgdConfig
+from morecl.nn.adapter import AdapterWeights
+from morecl.nn.network import AdaptedViT, Norms
+from morecl.nn.tokens import Tokens
+from morecl.progress import Listener
+from morecl.random import generator
+from morecl.task import TaskData
+from morecl.training import Batch, Capturing, ProtectedSGD, equal_batches, fit, row_batches
+
+NormWeights = Norms | tuple[Tensor, Tensor]
+
+
+class TrainingTools:
+    """The part of a learner that its methods train with. The attributes are set by :class:`Learner`."""
+
+    config: SgdConfig
+    device: torch.device
+    network: AdaptedViT
+    model: nn.ModuleDict  # everything that is learned, except for the memory and the rule's state
+    task_sizes: list[int]
+    eval_batch_size: int
+    compiled: bool  # blocks through torch.compile or our own kernels
+    captured: bool  # training steps as CUDA graphs
+    seconds: dict[str, float]
+
+    # ---- training ---------------------------------------------------------------------------------------------
+
+    def _trunk(
+        self,
+        prefix: Tensor,
+        norms: NormWeights | None = None,
+        adapters: AdapterWeights | None = None,
+        body: VisionTransformer | None = None,
+    ) -> Tensor:
+        """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
+
+        Training compiles whole batches. Smaller ones are not worth it, and compiling takes longer than an evaluation.
+        """
+        whole = torch.is_grad_enabled() and len(prefix) >= self.config.batch_size
+        return self.network.trunk(prefix, norms, adapters, body, compiled=self.compiled and whole)
+
+    def _trained(self) -> list[Tensor]:
+        """What the newest task trains."""
+        return list(self.model.parameters())
+
+    def _optimizer(self, trained: Sequence[Tensor] | None = None, rate: float = 1.0) -> ProtectedSGD:
+        """For ``trained``, or all of :meth:`_trained`; ``rate`` is relative to ``config.lr``."""
+        parameters = self._trained() if trained is None else trained
+        return ProtectedSGD(parameters, rate * self.config.lr, self.config.momentum)
+
+    def _fit(
+        self,
+        loss: Callable[..., Tensor],
+        batches: Callable[[int], Iterable[Batch]],
+        *,
+        task: TaskData,
+        listener: Listener,
+        images: int | None = None,
+        optimizer: ProtectedSGD | None = None,
+        epochs: int | None = None,
+        stage: str = "",
+        speed: bool = True,
+        after_backward: Callable[..., None] | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        """Minimise ``loss(*batch)`` over the batches of ``batches(epoch)``. See :func:`morecl.training.fit`.
+
+        Args:
+            images: per epoch; those of the task if not given.
+            optimizer, epochs: :meth:`_optimizer` and ``config.epochs`` if not given.
+            speed: report images per second; meaningless where features and not images are trained on.
+            stage: a name for anything but the main training of the task, see :class:`morecl.progress.EpochDone`.
+        """
+        fit(
+            loss,
+            batches,
+            optimizer or self._optimizer(),
+            epochs=epochs or self.config.epochs,
+            task=task.index,
+            images=(images or len(task.images)) if speed else None,
+            listener=listener,
+            stage=stage,
+            after_backward=after_backward,
+            after_step=after_step,
+            capture=self.captured,
+        )
+
+    def _fit_rows(
+        self,
+        loss: Callable[..., Tensor],
+        inputs: Tokens | Tensor,
+        rows: Sequence[Tensor],
+        *,
+        task: TaskData,
+        listener: Listener,
+        stage: str = "",
+        **options: Any,
+    ) -> None:
+        """Minimise ``loss(inputs, *rows)`` over batches of N images, in a new random order in each epoch.
+
+        Args:
+            inputs: tokens of the images, or their features (N, D).
+            rows: tensors (N, ...) with one row per image: columns, a teacher's outputs, weights.
+            options: see :meth:`_fit`.
+        """
+        rows = [row.to(self.device) for row in rows]
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            draw = generator(self.config.seed, stage or "epoch", task.index, epoch)
+            return row_batches(inputs, rows, self.config.batch_size, draw)
+
+        self._fit(loss, batches, task=task, listener=listener, images=len(inputs), stage=stage, **options)
+
+    def _weighted_batches(self, count: int, size: int, draw: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """A random order of 0..count-1 in batches: [(index (B,), weight (B,)), ...] on the device.
+
+        The last batch may be filled up with images of weight 0, so a loss must be a weighted mean.
+        """
+        return equal_batches(count, size, draw, self.device, fill=self.captured)
+
+    def _repeated(self, step: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """``step``, as fast as possible for many calls in a row. It must change nothing but return its result."""
+        return Capturing(step, []) if self.captured else step
+
+    # ---- a backbone that is trained ---------------------------------------------------------------------------
+
+    @property
+    def body(self) -> VisionTransformer | None:
+        """The trained copy of the backbone that all tasks share, without its norms; ``None`` where there is none."""
+        return cast(VisionTransformer, self.model["backbone"]) if "backbone" in self.model else None
+
+    def _new_body(self) -> dict[str, nn.Module]:
+        """What :meth:`_reset` puts into ``self.model`` for :attr:`body`: nothing if the backbone is frozen."""
+        return {} if self.network.frozen else {"backbone": self.network.new_body()}
+
+    def _keep_body(self) -> None:
+        """Called in :meth:`_grow` by methods of which only the first task may train the backbone."""
+        if self.body is not None:
+            self.body.requires_grad_(len(self.task_sizes) == 1)
+
+    def _body_parameters(self) -> list[nn.Parameter]:
+        """What the newest task trains of :attr:`body`."""
+        return [] if self.body is None else [p for p in self.body.parameters() if p.requires_grad]
+
+    # ---- features and time ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D)."""
+        parts = [torch.empty(0, self.network.dim, device=self.device)]
+        for start in range(0, len(tokens), self.eval_batch_size):
+            parts.append(run(tokens.range(start, start + self.eval_batch_size)))
+        return torch.cat(parts)
+
+    @contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        """Add the time spent inside to ``self.seconds[stage]``."""
+        started = time.perf_counter()
+        try:
+            yield
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters of all ``modules`` together."""
+    return sum(p.numel() for module in modules for p in module.parameters())

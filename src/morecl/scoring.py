@@ -1,0 +1,104 @@
+"""How answers are made from features: the part of a method that trains nothing.
+
+A learner has networks, which are trained, and a :class:`Rule`, which turns their features into scores. The two can be
+combined: a method that only answers differently names the method whose networks it uses in ``trained_as`` and brings
+its own rule, and :meth:`morecl.methods.base.Learner.adopt` builds it from networks that were trained before.
+
+Directions, here and everywhere: the largest score wins; ``known`` is higher for images that look like what was
+learned, and its negative is the OOD score.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from morecl.memory import ReplayMemory
+from morecl.nn.tokens import Tokens
+from morecl.task import TaskData
+
+if TYPE_CHECKING:
+    from morecl.methods.base import Learner
+
+Heads = Callable[[], Sequence[Callable[[Tensor], Tensor]]]  # one head per network: features (N, D) -> logits (N, C_k)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Scores of N images; columns in the order of ``learner.classes``."""
+
+    scores: Tensor  # (N, C) the largest wins
+    probabilities: Tensor  # (N, C) in [0, 1]: confidence in each class
+    known: Tensor  # (N,) higher = better known; its negative is the OOD score
+
+
+class LearnedTask:
+    """What a rule may use when a task has been learned: its data, the memory, and features of both.
+
+    The memory is as the task left it. Features are computed when they are asked for.
+    """
+
+    def __init__(self, learner: Learner, task: TaskData):
+        self.task = task
+        self.memory: ReplayMemory = learner.memory
+        self.networks = learner.networks()  # names; in a method with one network per task the last is the new one
+        self._learner = learner
+
+    def features(self, network: str) -> Tensor:
+        """Of the task's images under ``network``: (N, D) on the device, in the order of ``task.targets``."""
+        return self._learner.embed(self._own, network)
+
+    def memory_features(self, network: str) -> Tensor:
+        """Of the memory's images under ``network``: (M, D) on the device, in the order of ``memory.columns``."""
+        return self._learner.embed(self._stored, network)
+
+    @cached_property
+    def _own(self) -> Tokens:
+        return self._learner.prepare(self.task.images)
+
+    @cached_property
+    def _stored(self) -> Tokens:
+        return self._learner.prepare(self.memory.images)
+
+
+class Rule(nn.Module, ABC):
+    """From features to scores. Trains no network.
+
+    Who calls what: the learner calls :meth:`grow` before it learns a task and :meth:`fit` once the task's networks and
+    heads are final, then :meth:`score` for every prediction. What a rule computes in :meth:`fit` and needs later
+    belongs into buffers (``register_buffer``): they are saved with the learner, put back when a task fails, and move
+    to the learner's device. When a saved learner is rebuilt, :meth:`grow` is called for each of its tasks, which must
+    give the buffers their shapes again.
+
+    A rule that reads the networks' heads gets them as a bound method of the learner, to be called when they are needed:
+    the modules themselves would be saved twice, and some are replaced while the learner lives.
+    """
+
+    def grow(self, classes: int) -> None:
+        """Make room for a task of ``classes`` classes."""
+
+    def fit(self, learned: LearnedTask) -> None:
+        """Take in what was learned. Called once per task, without gradients."""
+
+    @abstractmethod
+    def score(self, features: Sequence[Tensor]) -> Output:
+        """Scores from the features (N, D) under each of ``learner.networks()``. Called without gradients."""
+
+
+class MaximumSoftmax(Rule):
+    """The softmax outputs of every head side by side; how well an image is known is their maximum."""
+
+    def __init__(self, heads: Heads):
+        super().__init__()
+        self._heads = heads
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        heads = zip(self._heads(), features, strict=True)
+        p = torch.cat([head(z).double().softmax(1) for head, z in heads], 1)
+        return Output(p, p, p.amax(1))

@@ -1,0 +1,99 @@
+"""A task: images and labels as a user gives them, checked, and as a method gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from morecl.images import ImageArray, as_array
+from morecl.labels import encode
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task as a method gets it. Tensors are on the CPU."""
+
+    index: int  # 0-based
+    images: ImageArray  # uint8 (N, H, W, 3)
+    targets: Tensor  # (N,) the class of each image, counted within the task: 0..classes-1
+    classes: int
+    first_column: int  # position of the task's first class among all classes seen
+
+    @property
+    def columns(self) -> Tensor:
+        """(N,) the class of each image, counted over all tasks: its position in ``learner.classes``."""
+        return self.first_column + self.targets
+
+
+def read_task(images: Any, labels: Any, side: int) -> tuple[ImageArray, list[Hashable]]:
+    """What ``learn_task`` was given, as uint8 (N, H, W, 3) and N labels.
+
+    Raises:
+        TypeError, ValueError: something about it is not usable.
+    """
+    if labels is None:
+        images, labels = _folder(images)
+    names = _check_labels(labels)
+    array = as_array(list(images) if isinstance(images, Iterator) else images, side)
+    if len(array) != len(names):
+        raise ValueError(f"{len(array)} images but {len(names)} labels")
+    if not names:
+        raise ValueError("the task is empty: it has no images")
+    return array, names
+
+
+def refuse_known(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
+    """Raise ``ValueError`` if one of ``names`` has been learned before."""
+    seen = set(known)
+    again = [name for name in dict.fromkeys(names) if name in seen]
+    if again:
+        raise ValueError(
+            f"already learned: {', '.join(map(repr, again[:5]))}{' ...' if len(again) > 5 else ''}; "
+            "a task holds new classes only"
+        )
+
+
+def task_data(
+    array: ImageArray, names: Sequence[Hashable], classes: Sequence[Hashable], index: int, first: int
+) -> TaskData:
+    """Images and their labels ``names``, all among the task's ``classes``, as task number ``index``."""
+    position = {name: i for i, name in enumerate(classes)}
+    targets = torch.tensor([position[name] for name in names])
+    return TaskData(index=index, images=array, targets=targets, classes=len(classes), first_column=first)
+
+
+def _check_labels(labels: Any) -> list[Hashable]:
+    if isinstance(labels, Tensor | np.ndarray):
+        if labels.ndim != 1:
+            raise ValueError(f"labels must have one dimension, got shape {tuple(labels.shape)}")
+        labels = labels.tolist()
+    if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
+        raise TypeError(f"labels must be a list or a one-dimensional array, got {type(labels).__name__}")
+    names = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    checked: set[Hashable] = set()
+    for index, name in enumerate(names):
+        try:
+            if name in checked:
+                continue
+        except TypeError as error:
+            raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
+        if name != name:
+            raise ValueError(f"label {index} is not a number (NaN)")
+        encode(name)  # else training would end in a learner that cannot be saved
+        checked.add(name)
+    return names
+
+
+def _folder(path: Any) -> tuple[list[Path], list[str]]:
+    """Image files and labels of a folder with one sub-folder per class."""
+    from morecl.data.folder import labelled_files
+
+    if not isinstance(path, str | Path):
+        raise TypeError("labels are missing; only a folder with one sub-folder of images per class needs none")
+    return labelled_files(Path(path).expanduser())
