@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -31,8 +30,6 @@ COMMANDS = [(block, command) for block in not_run() for command in block.command
 @pytest.mark.parametrize("page", [page for page in pages() if runnable(page)])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     todo = runnable(page)
-    if any("from morecl.scoring import" in block.text for block in todo) and find_spec("morecl.scoring") is None:
-        pytest.skip("needs morecl.scoring")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT / "src")}
     if any(block.detail.startswith("src/") for block in todo):  # a page that changes the code gets its own copy
