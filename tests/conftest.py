@@ -1,10 +1,26 @@
-"""One thread and repeatable examples for all tests: equal inputs then give equal bits."""
+"""Settings for all tests: one thread, repeatable examples, and what happens to GPU tests without a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
 import torch
-from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("morecl", deadline=None, derandomize=True, max_examples=60)
-settings.load_profile("morecl")
+if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
+    from hypothesis import settings
+
+    settings.register_profile("morecl", deadline=None, derandomize=True, max_examples=60)
+    settings.load_profile("morecl")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU its tests are skipped; asking for them alone (``-m gpu``, ``make test-gpu``) is an error."""
+    if torch.cuda.is_available():
+        return
+    if config.option.markexpr == "gpu":
+        raise pytest.UsageError("no CUDA GPU found: the tests marked 'gpu' cannot run here, so none was run")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

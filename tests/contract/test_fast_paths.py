@@ -24,7 +24,6 @@ COUNT = 13  # of each of two classes: three whole batches and a remainder
 TASKS = [tiny.task(kinds, kinds, COUNT) for kinds in ([0, 1], [2, 3], [4, 5])]
 TEST = np.concatenate([tiny.pictures(kind, 4, draw=1) for kind in range(6)])
 WITHOUT_ADAPTERS = {"csc", "ncm"}
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def taught(method: str, captured: bool | None = None, **changes: Any) -> Learner:
@@ -133,7 +132,7 @@ def test_compiled_blocks_use_our_gelu_where_it_pays(monkeypatch: pytest.MonkeyPa
     plain = features(compiled=False)
     torch.testing.assert_close(features(compiled=True), plain)
     torch._dynamo.reset()
-    monkeypatch.setattr(gelu, "pays", lambda x: True)
+    monkeypatch.setattr(gelu, "is_faster", lambda x: True)
     monkeypatch.setattr(gelu, "gelu", lambda x: 2 * x)
     assert features(compiled=False).equal(plain)
     assert not features(compiled=True).allclose(plain, rtol=0.1)
@@ -156,9 +155,9 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
         calls += 1
         return network.AdaptedViT(plain.backbone.vit).trunk(x, norms, adapters)
 
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: adapters.w1.dim() == 3)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)
-    monkeypatch.setattr(network.fused, "suits", lambda block: True)
+    monkeypatch.setattr(network.fused, "supports_block", lambda block: True)
     monkeypatch.setattr(base, "resolve_compile", lambda name, device: True)
     monkeypatch.setattr(network, "_compiled_block", lambda: network._run_block)
     whole = taught(method, compile="on")
@@ -168,14 +167,14 @@ def test_every_method_can_do_with_a_trunk_in_one_piece(method: str, monkeypatch:
 
 def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = taught("more")
-    monkeypatch.setattr(fused, "fits", lambda x, adapters: True)
+    monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: True)
     monkeypatch.setattr(fused, "trunk", lambda *rest: pytest.fail("what it does cannot be counted"))
     before = speed.training_flop(learner)
     learner.network._fused = True
     assert speed.training_flop(learner) == before > 0
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
     """float32 both times; fused kernels round otherwise, and a few steps of training carry that on."""
@@ -185,7 +184,7 @@ def test_on_a_gpu_fast_and_plain_training_agree(method: str) -> None:
     np.testing.assert_allclose(fast.scores(TEST), plain.scores(TEST), rtol=1e-2, atol=1e-3)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_on_a_gpu_bfloat16_features_are_near() -> None:
     """8 bits of mantissa: 0.4 % a rounding, some dozens of them in a row on features of size 1."""
     exact, rounded = (taught("more", device="cuda", precision=precision) for precision in ("fp32", "bf16"))

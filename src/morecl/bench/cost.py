@@ -228,22 +228,20 @@ def _cost(stream: _Stream, reference: _Stream, reference_passes: Passes) -> Meth
 def counting(network: AdaptedViT, batch: int = 1) -> Iterator[Passes]:
     """Count what goes through ``network`` inside, less than ``batch`` images at once as so many. Replayed CUDA graphs
     run no Python and are not seen."""
-    passes, trunk = Passes(), network.trunk
+    passes = Passes()
 
-    def counted(tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        features = trunk(tokens, *args, **kwargs)
-        passes.filling += max(0, batch - len(tokens)) * (1 if features.requires_grad else FORWARD_SHARE)
+    def count(features: Tensor) -> None:
+        images = len(features)
+        missing = max(0, batch - images)
         if features.requires_grad:
-            passes.with_gradient += len(tokens)
+            passes.with_gradient += images
+            passes.filling += missing
         else:
-            passes.without_gradient += len(tokens)
-        return features
+            passes.without_gradient += images
+            passes.filling += missing * FORWARD_SHARE
 
-    vars(network)["trunk"] = counted  # hides the method of that name
-    try:
+    with network.observe_features(count):
         yield passes
-    finally:
-        del vars(network)["trunk"]
 
 
 class _Stream:

@@ -149,20 +149,13 @@ class Owm(SingleHeadLearner):
         def means(h: Tensor) -> Tensor:
             return torch.stack([batch.mean(0) for batch in h.split(self.config.batch_size)])
 
-        def keep(slot: nn.Module, inputs: tuple[Tensor]) -> None:
-            (h,), place = inputs, len(first)
+        def keep(place: int, h: Tensor) -> None:
             hidden = F.relu(F.linear(h.float(), self.adapters.w1[place], self.adapters.b1[place]))
             first.append(means(h.float()))
             second.append(means(hidden))
 
-        # the one block stands for all, so its two slots see every adapter's input in turn
-        slots = [cast(nn.Sequential, branch)[1] for branch in (self.network.block.ls1, self.network.block.ls2)]
-        handles = [slot.register_forward_pre_hook(keep) for slot in slots]
-        try:
-            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body, plain=True)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self.network.observe_adapters(keep):
+            features = self.network.trunk(x, self.norms, self.adapters.weights(), self.body)
         return {"fc1": first, "fc2": second, "head": [means(features)[:, None]]}
 
     def entries(self) -> dict[str, int]:

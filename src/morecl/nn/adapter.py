@@ -1,9 +1,9 @@
 """The adapters, the only part of the feature extractor that learns (paper, Figure 1b).
 
-``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))`` with masks m1 (K,) and m2 (D,). Masks are not negative, so they can be
-multiplied into the weights instead of into the activations, which are some thousand times larger:
+``A(h) = h + m2 * fc2(relu(m1 * fc1(h)))`` with masks m1 (K,) and m2 (D,). Masks are not negative, so the weights can be
+multiplied by them instead of the activations, which are about a thousand times larger:
 ``h + W2' relu(W1' h + b1') + b2'`` with ``W1' = m1 W1, b1' = m1 b1, W2' = m2 W2, b2' = m2 b2`` (rows). The gradients of
-the masks come out the same. All A adapters of a network are kept stacked, so this is one operation for all of them.
+the masks are the same. All A adapters of a network are stacked, so this is one operation for all of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH_STEP = 16  # folded adapters are cut to a multiple of this, a width that matrix units like
+WIDTH_STEP = 16  # widths of folded adapters are multiples of this, as matrix units prefer
 
 
 class AdapterWeights(NamedTuple):
-    """What the adapters of a network multiply with: w1 (A, K, D), b1 (A, K), w2 (A, D, K), b2 (A, D).
+    """The weights of all adapters of a network, masked if there are masks: w1 (A, K, D), b1 (A, K), w2 (A, D, K),
+    b2 (A, D).
 
-    For G tasks at once each has one more dimension, of G, after the first.
+    For G tasks at once each has a dimension of size G after the first: w1 (A, G, K, D) and so on.
     """
 
     w1: Tensor
@@ -32,7 +33,7 @@ class AdapterWeights(NamedTuple):
 
 
 class Adapters(nn.Module):
-    """The A adapters of a network, stacked. ``w2`` and ``b2`` start at zero: a fresh adapter is the identity."""
+    """The A adapters of a network, stacked. ``w2`` and ``b2`` start at zero: a new adapter is the identity."""
 
     def __init__(self, count: int, dim: int, bottleneck: int):
         super().__init__()
@@ -42,30 +43,30 @@ class Adapters(nn.Module):
         self.b2 = nn.Parameter(torch.zeros(count, dim))
 
     def initialise(self, generator: torch.Generator) -> None:
-        """w1 from a truncated normal of 0.02, the rest zero; drawn on the CPU, so the same on every device."""
+        """w1 from a truncated normal with sd 0.02, the rest zero; drawn on the CPU, so equal on every device."""
         drawn = nn.init.trunc_normal_(torch.empty(self.w1.shape), std=0.02, generator=generator)
         self.w1.data.copy_(drawn)
         for zero in (self.b1, self.w2, self.b2):
             nn.init.zeros_(zero)
 
     def weights(self, m1: Tensor | None = None, m2: Tensor | None = None) -> AdapterWeights:
-        """The weights under masks m1 (A, K) and m2 (A, D); as they are without masks. Gradients reach the masks."""
+        """The weights under masks m1 (A, K) and m2 (A, D), which get gradients; unchanged without masks."""
         if m1 is None or m2 is None:
             return AdapterWeights(self.w1, self.b1, self.w2, self.b2)
         return AdapterWeights(m1[..., None] * self.w1, m1 * self.b1, m2[..., None] * self.w2, m2 * self.b2)
 
     @torch.no_grad()
     def folded(self, masks: Sequence[tuple[Tensor, Tensor]]) -> AdapterWeights:
-        """The weights under the masks, exactly 0 or 1, of G finished tasks, without the neurons that are closed.
+        """The weights under the masks of G finished tasks, exactly 0 or 1, without closed neurons.
 
-        Closed neurons of the bottleneck contribute nothing, so K shrinks to the most that any adapter keeps, rounded
-        up to a multiple of ``WIDTH_STEP``; adapters that keep fewer are filled with zeros.
+        Closed neurons of the bottleneck contribute nothing, so K shrinks to the largest number that any adapter keeps
+        open, rounded up to a multiple of ``WIDTH_STEP``; other adapters are padded with zeros.
         """
         keep = torch.stack([m1 for m1, _ in masks], 1)  # (A, G, K)
         widest = max(1, int(keep.sum(-1).max()))
         width = min(math.ceil(widest / WIDTH_STEP) * WIDTH_STEP, keep.shape[-1])
         order = keep.argsort(dim=-1, descending=True, stable=True)[..., :width]  # open neurons first, in their order
-        open_ = keep.gather(-1, order)  # (A, G, width): 1 open, 0 filling
+        open_ = keep.gather(-1, order)  # (A, G, width): 1 open, 0 padding
         outputs = torch.stack([m2 for _, m2 in masks], 1)  # (A, G, D)
         adapter = torch.arange(len(keep), device=keep.device)[:, None, None]
         w1 = self.w1[adapter, order] * open_[..., None]  # (A, G, width, D)
@@ -74,10 +75,10 @@ class Adapters(nn.Module):
 
 
 class AdapterSlot(nn.Module):
-    """Where an adapter stands in a block. It owns nothing: the weights are handed in on every call.
+    """The adapter of a block's branch. It owns no weights: they are set from outside on every call.
 
-    (B, L, D) -> (B, L, D) with weights of one adapter; (G B, L, D) -> (G B, L, D) with those of G tasks, task after
-    task in the batch. Without weights it is the identity.
+    (B, L, D) -> (B, L, D) with the weights of one task; (G B, L, D) -> (G B, L, D) with those of G tasks, the batch
+    being ordered by task. Without weights it is the identity.
     """
 
     w1: Tensor

@@ -1,12 +1,15 @@
-"""The frozen blocks with adapters, forward and backward, from kernels of our own and the library's matrix products.
+"""All frozen blocks with their adapters, forward and backward, in our own kernels and cuBLAS matrix products.
 
-What :class:`morecl.nn.network.AdaptedViT` computes, in half precision on a GPU: seventeen kernels a block, forward and
-backward, instead of the forty that torch's compiler makes, and nothing to compile but these. With 192 or 384 dimensions
-a token a GPU waits for memory, not for arithmetic: so a kernel does what can be done while its numbers are at hand,
-gradients are written where they are read, and the parts of the trained weights' gradients are added up once, for all
-blocks. Wide products are left to the library: what was fused with them in Triton lost more there than it gained.
+Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half precision on a GPU, with 17 kernels per block
+(forward and backward) instead of about 40 that torch's compiler generates, and nothing else to compile. With 192 or 384
+dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its numbers are in
+registers, gradients are written where the next kernel reads them, and partial gradients of the trained weights are
+added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was slower.
 
-Trained weights are float32, are multiplied in half precision, and get float32 gradients.
+Trained weights are float32, are rounded to half precision for products, and get float32 gradients.
+
+Shapes: B images, L tokens per image, N = B L tokens, D dimensions, K neurons in an adapter, H in the MLP. Block i has
+the adapters and norms 2 i (attention) and 2 i + 1 (MLP); the norm after the last of n blocks has index 2 n.
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ from torch.nn import functional as F
 
 from morecl.nn.adapter import AdapterWeights
 
+OLDEST_TRITON = (3, 6)  # the oldest version the kernels were tested with
+
 
 def _has_triton() -> bool:
-    """Whether Triton is here, and not older than what the kernels were tried with."""
+    """Whether Triton is installed and recent enough."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return tuple(map(int, version.split(".")[:2])) >= (3, 6)
+    return tuple(map(int, version.split(".")[:2])) >= OLDEST_TRITON
 
 
 AVAILABLE = _has_triton()
@@ -41,55 +46,58 @@ AVAILABLE = _has_triton()
 if AVAILABLE:
     from morecl.nn.kernels import adapter, attention, class_token, gelu, norm
 
-MOST_DIMENSIONS = 384  # wider tokens do not fit into a processor's registers, and wait less for memory
+MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memory
 
-Weights = dict[str, Tensor]  # of a frozen block, by timm's names
+BlockWeights = dict[str, Tensor]  # weights of a frozen block, by timm's names
 
 
-def suits(block: Block) -> bool:
-    """Whether timm's block is one of those that are put together here."""
-    attn, inner = block.attn, block.mlp
-    if not (
-        AVAILABLE
-        and type(block) is Block
-        and type(attn) is Attention
-        and type(inner) is Mlp
-        and type(inner.act) is nn.GELU
-    ):
+def supports_block(block: Block) -> bool:
+    """Whether the kernels compute this kind of timm block."""
+    if not AVAILABLE or type(block) is not Block:
         return False
-    absent = (attn.q_norm, attn.k_norm, attn.norm, inner.norm, block.ls1, block.ls2)
-    linear = (attn.qkv, attn.proj, inner.fc1, inner.fc2)
-    dim, width = attn.proj.in_features, attn.head_dim
+    attn = block.attn
+    mlp = block.mlp
+    if type(attn) is not Attention or type(mlp) is not Mlp or type(mlp.act) is not nn.GELU:
+        return False
+    must_be_absent = (attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2)
+    linear = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+    dim = attn.proj.in_features
     return (
-        all(type(module) is nn.Identity for module in absent)
+        all(type(module) is nn.Identity for module in must_be_absent)
         and all(type(module) is nn.Linear and module.bias is not None for module in linear)
-        and inner.act.approximate == "none"
+        and mlp.act.approximate == "none"
         and getattr(attn, "gate", None) is None
-        and dim == attn.num_heads * width
-        and width in attention.WIDTHS
+        and dim == attn.num_heads * attn.head_dim
+        and attn.head_dim in attention.WIDTHS
         and dim % adapter.CHUNK == 0
-        and dim <= MOST_DIMENSIONS
-        and inner.fc1.out_features % adapter.CHUNK == 0
+        and dim <= MAX_DIM
+        and mlp.fc1.out_features % adapter.CHUNK == 0
     )
 
 
-def fits(x: Tensor, adapters: AdapterWeights) -> bool:
-    """Whether tokens and adapters are such as the kernels can take; those of several tasks at once are not."""
-    half = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and _is_able(x.device)
-    return half and len(x) > 0 and adapters.w1.dim() == 3 and adapters.w1.shape[1] <= max(adapter.WIDTHS)
+def supports_batch(tokens: Tensor, adapters: AdapterWeights) -> bool:
+    """Whether the kernels support these tokens (B, L, D) and adapters. Several tasks at once are not supported."""
+    return (
+        tokens.is_cuda
+        and tokens.dtype in (torch.bfloat16, torch.float16)
+        and _supports_device(tokens.device)
+        and len(tokens) > 0
+        and adapters.w1.dim() == 3
+        and adapters.w1.shape[1] <= max(adapter.WIDTHS)
+    )
 
 
 @functools.cache
-def _is_able(device: torch.device) -> bool:
-    """Whether it is a card by NVIDIA with matrix units that know bfloat16."""
+def _supports_device(device: torch.device) -> bool:
+    """Whether it is an NVIDIA GPU whose matrix units support bfloat16."""
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def trunk(
-    x: Tensor,
+    tokens: Tensor,
     norms: tuple[Tensor, Tensor],
     adapters: AdapterWeights,
-    frozen: Sequence[Weights],
+    frozen: Sequence[BlockWeights],
     heads: int,
     eps: tuple[float, float],
 ) -> Tensor:
@@ -97,167 +105,252 @@ def trunk(
 
     Args:
         norms: weights and biases (2 n + 1, D) for n blocks.
-        adapters: 2 n of them.
-        frozen: the n blocks' weights.
-        eps: of the blocks' norms and of the last.
+        adapters: 2 n adapters.
+        frozen: weights of the n blocks.
+        eps: of the blocks' norms and of the last norm.
     """
-    k = adapters.w1.shape[1]
-    more = min(width for width in adapter.WIDTHS if width >= k) - k
-    if more:  # neurons that do nothing
-        pads = ((0, 0, 0, more), (0, more), (0, more), (0, 0))
-        adapters = AdapterWeights(*(F.pad(part, pad) for part, pad in zip(adapters, pads, strict=True)))
-    learns = torch.is_grad_enabled() and any(part.requires_grad for part in (x, *norms, *adapters))
-    with torch.cuda.device_of(x):  # where Triton's kernels are launched
-        features: Tensor = _Trunk.apply(x, *norms, *adapters, frozen, heads, eps, learns)
+    adapters = _pad_bottleneck(adapters)
+    needs_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in (tokens, *norms, *adapters))
+    with torch.cuda.device_of(tokens):  # Triton launches on the current device
+        features: Tensor = _Trunk.apply(tokens, *norms, *adapters, frozen, heads, eps, needs_gradients)
     return features
 
 
-class _Kept(NamedTuple):
-    """What a block's gradients need of its forward pass; names as in the kernels."""
+def _pad_bottleneck(adapters: AdapterWeights) -> AdapterWeights:
+    """Add neurons that do nothing, up to the next bottleneck the kernels are made for."""
+    bottleneck = adapters.w1.shape[1]
+    missing = min(width for width in adapter.WIDTHS if width >= bottleneck) - bottleneck
+    if not missing:
+        return adapters
+    return AdapterWeights(
+        w1=F.pad(adapters.w1, (0, 0, 0, missing)),
+        b1=F.pad(adapters.b1, (0, missing)),
+        w2=F.pad(adapters.w2, (0, missing)),
+        b2=adapters.b2,
+    )
 
-    x: Tensor  # what comes in, and the moments of its norm
-    moments: Tensor
-    q: Tensor  # queries, keys and values together; in the last block, where there is one query an image, apart
-    kv: Tensor
-    seen: Tensor  # what attention gives
-    logs: Tensor
-    y1: Tensor  # before the first adapter, and inside it
-    r1: Tensor
-    middle: Tensor  # between the branches
-    middle_moments: Tensor
-    u: Tensor  # before GELU
-    y2: Tensor
-    r2: Tensor
+
+class _Saved(NamedTuple):
+    """What the backward pass of a block needs from its forward pass.
+
+    In the last block only the class tokens go on after attention: there N is B from ``attended`` on.
+    """
+
+    x: Tensor  # (N, D), input of the block
+    x_moments: Tensor  # (2, N), mean and 1 / sd of x
+    query: Tensor  # (N, 3 D), queries, keys and values together; in the last block (B, D), queries of the class tokens
+    key_value: Tensor  # the same tensor; in the last block (N, 2 D), keys and values of all tokens
+    attended: Tensor  # (N, D), output of attention
+    attention_logs: Tensor  # (N, heads), log2 of the softmax's denominators
+    attention_out: Tensor  # (N, D), projection of attended, without its bias: input of the first adapter
+    attention_hidden: Tensor  # (N, K), neurons of the first adapter
+    middle: Tensor  # (N, D), sum after the attention branch
+    middle_moments: Tensor  # (2, N)
+    mlp_in: Tensor  # (N, H), first product of the MLP, without its bias: input of GELU
+    mlp_out: Tensor  # (N, D), second product of the MLP, without its bias: input of the second adapter
+    mlp_hidden: Tensor  # (N, K), neurons of the second adapter
 
 
 class _Trunk(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
+        tokens: Tensor,
         norm_weight: Tensor,
         norm_bias: Tensor,
         w1: Tensor,
         b1: Tensor,
         w2: Tensor,
         b2: Tensor,
-        frozen: Sequence[Weights],
+        frozen: Sequence[BlockWeights],
         heads: int,
         eps: tuple[float, float],
-        learns: bool,
+        needs_gradients: bool,
     ) -> Tensor:
-        images, dim = x.shape[0], x.shape[2]
-        halves = AdapterWeights(*(part.to(x.dtype).contiguous() for part in (w1, b1, w2, b2)))
-        norm_weight, norm_bias = norm_weight.float().contiguous(), norm_bias.float().contiguous()
-        adapters, norms = _each(halves), list(zip(norm_weight.unbind(), norm_bias.unbind(), strict=True))
-        x = x.reshape(-1, dim).contiguous()
+        images = tokens.shape[0]
+        dim = tokens.shape[2]
+        half = AdapterWeights(*(part.to(tokens.dtype).contiguous() for part in (w1, b1, w2, b2)))
+        adapters = _one_by_one(half)
+        norm_weight = norm_weight.float().contiguous()
+        norm_bias = norm_bias.float().contiguous()
+        norms = list(zip(norm_weight.unbind(), norm_bias.unbind(), strict=True))
+
+        saved: list[_Saved] = []
+        x = tokens.reshape(-1, dim).contiguous()
         normed, moments = norm.forward(x, *norms[0], eps[0])
-        kept: list[_Kept] = []
         for i, block in enumerate(frozen):
-            last, before = i == len(frozen) - 1, (x, moments)
-            weight, bias = block["attn.qkv.weight"], block["attn.qkv.bias"]
-            if last:  # only the class token is read behind it: one query an image, and everything else for it alone
-                q = torch.addmm(bias[:dim], _first(normed, images), weight[:dim].t())
-                kv = torch.addmm(bias[dim:], normed, weight[dim:].t())
-                seen, logs = class_token.forward(q, kv, heads)
-                x = _first(x, images).contiguous()
+            is_last = i == len(frozen) - 1
+            block_in = x
+            block_in_moments = moments
+
+            # attention
+            qkv_weight = block["attn.qkv.weight"]
+            qkv_bias = block["attn.qkv.bias"]
+            if is_last:  # only the class token is read behind it: one query per image, and no other token from here on
+                query = torch.addmm(qkv_bias[:dim], _class_tokens(normed, images), qkv_weight[:dim].t())
+                key_value = torch.addmm(qkv_bias[dim:], normed, qkv_weight[dim:].t())
+                attended, logs = class_token.forward(query, key_value, heads)
+                x = _class_tokens(x, images).contiguous()
             else:
-                q = kv = torch.addmm(bias, normed, weight.t())
-                seen, logs = attention.forward(q, images, heads)
-            y1 = seen @ block["attn.proj.weight"].t()
-            following = adapters[2 * i], norms[2 * i + 1], eps[0]
-            _, r1, middle, normed, middle_moments = adapter.forward(y1, x, block["attn.proj.bias"], *following)
-            u = normed @ block["mlp.fc1.weight"].t()
-            following = adapters[2 * i + 1], norms[2 * i + 2], eps[last]
-            product = block["mlp.fc2.weight"], block["mlp.fc1.bias"]
-            y2, r2, x, normed, moments = adapter.forward(u, middle, block["mlp.fc2.bias"], *following, product)
-            if learns:
-                kept.append(_Kept(*before, q, kv, seen, logs, y1, r1, middle, middle_moments, u, y2, r2))
-        ctx.save_for_backward(x, moments, norm_weight, *halves, *itertools.chain(*kept))
-        ctx.frozen, ctx.images = frozen, images
+                query = torch.addmm(qkv_bias, normed, qkv_weight.t())
+                key_value = query
+                attended, logs = attention.forward(query, images, heads)
+
+            # projection; then in one kernel: first adapter, sum, second norm
+            attention_out = attended @ block["attn.proj.weight"].t()
+            _, attention_hidden, middle, normed, middle_moments = adapter.forward(
+                attention_out, x, block["attn.proj.bias"], adapters[2 * i], norms[2 * i + 1], eps[0]
+            )
+
+            # first product of the MLP; then in one kernel: GELU, second product, second adapter, sum, next norm
+            mlp_in = normed @ block["mlp.fc1.weight"].t()
+            mlp_out, mlp_hidden, x, normed, moments = adapter.forward(
+                mlp_in,
+                middle,
+                block["mlp.fc2.bias"],
+                adapters[2 * i + 1],
+                norms[2 * i + 2],
+                eps[1] if is_last else eps[0],
+                product=(block["mlp.fc2.weight"], block["mlp.fc1.bias"]),
+            )
+
+            if needs_gradients:
+                saved.append(
+                    _Saved(
+                        x=block_in,
+                        x_moments=block_in_moments,
+                        query=query,
+                        key_value=key_value,
+                        attended=attended,
+                        attention_logs=logs,
+                        attention_out=attention_out,
+                        attention_hidden=attention_hidden,
+                        middle=middle,
+                        middle_moments=middle_moments,
+                        mlp_in=mlp_in,
+                        mlp_out=mlp_out,
+                        mlp_hidden=mlp_hidden,
+                    )
+                )
+        ctx.save_for_backward(x, moments, norm_weight, *half, *itertools.chain(*saved))
+        ctx.frozen = frozen
+        ctx.images = images
         return normed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, moments, norm_weight, *rest = ctx.saved_tensors
-        halves, rest, size = AdapterWeights(*rest[:4]), rest[4:], len(_Kept._fields)
-        kept = [_Kept(*rest[start : start + size]) for start in range(0, len(rest), size)]
-        adapters, weights = _each(halves), norm_weight.unbind()
-        sums = _Sums(norm_weight, halves.w1, len(kept[0].x), ctx.images)
-        d = norm.backward(g.contiguous(), None, x, moments, weights[-1], sums.norms[-1])
-        for i in reversed(range(len(kept))):
-            block, of, one, two = ctx.frozen[i], kept[i], 2 * i, 2 * i + 1
-            p, dh = adapter.backward(d, of.r2, adapters[two])
-            sums.adapter(two, d, of.r2, of.y2, p)
-            g = gelu.backward(dh @ block["mlp.fc2.weight"], of.u, block["mlp.fc1.bias"]) @ block["mlp.fc1.weight"]
-            d = norm.backward(g, d, of.middle, of.middle_moments, weights[two], sums.norms[two])
-            heads, weight = of.logs.shape[1], block["attn.qkv.weight"]
-            p, e, delta = adapter.backward_to_heads(d, of.r1, adapters[one], block["attn.proj.weight"], of.seen, heads)
-            sums.adapter(one, d, of.r1, of.y1, p)
-            if i == len(kept) - 1:
-                dq, dkv = class_token.backward(e, delta, of.q, of.kv, of.logs)
-                g = dkv @ weight[len(weight) // 3 :]
-                _first(g, ctx.images).add_(dq @ weight[: len(weight) // 3])
-                first, d = d, torch.zeros_like(of.x)
-                _first(d, ctx.images).copy_(first)
+    def backward(ctx: Any, d_features: Tensor) -> tuple[Tensor | None, ...]:
+        x, moments, norm_weight, w1, b1, w2, b2, *rest = ctx.saved_tensors
+        fields = len(_Saved._fields)
+        saved = [_Saved(*rest[start : start + fields]) for start in range(0, len(rest), fields)]
+        adapters = _one_by_one(AdapterWeights(w1, b1, w2, b2))
+        norm_weights = norm_weight.unbind()
+        sums = _WeightGradients(norm_weight, w1, tokens=len(saved[0].x), images=ctx.images)
+
+        # ``d`` is the gradient of the sum that goes through all blocks, ``d_normed`` that of a norm's output
+        d = norm.backward(d_features.contiguous(), None, x, moments, norm_weights[-1], sums.norms[-1])
+        for i in reversed(range(len(saved))):
+            block = ctx.frozen[i]
+            at = saved[i]
+            first = 2 * i
+            second = 2 * i + 1
+
+            # second adapter, MLP, second norm
+            d_hidden, d_mlp_out = adapter.backward(d, at.mlp_hidden, adapters[second])
+            sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
+            d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
+            d_normed = d_mlp_in @ block["mlp.fc1.weight"]
+            d = norm.backward(d_normed, d, at.middle, at.middle_moments, norm_weights[second], sums.norms[second])
+
+            # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head
+            heads = at.attention_logs.shape[1]
+            d_hidden, d_attended, delta = adapter.backward_to_heads(
+                d, at.attention_hidden, adapters[first], block["attn.proj.weight"], at.attended, heads
+            )
+            sums.add_adapter(first, d, at.attention_hidden, at.attention_out, d_hidden)
+
+            # attention, first norm
+            qkv_weight = block["attn.qkv.weight"]
+            if i == len(saved) - 1:  # here d is that of the class tokens alone; it is zero for all other tokens
+                dim = len(qkv_weight) // 3
+                d_query, d_key_value = class_token.backward(
+                    d_attended, delta, at.query, at.key_value, at.attention_logs
+                )
+                d_normed = d_key_value @ qkv_weight[dim:]
+                _class_tokens(d_normed, ctx.images).add_(d_query @ qkv_weight[:dim])
+                d_class_tokens = d
+                d = torch.zeros_like(at.x)
+                _class_tokens(d, ctx.images).copy_(d_class_tokens)
             else:
-                g = attention.backward(e, delta, of.q, of.logs, ctx.images) @ weight
-            d = norm.backward(g, d, of.x, of.moments, weights[one], sums.norms[one])
+                d_qkv = attention.backward(d_attended, delta, at.query, at.attention_logs, ctx.images)
+                d_normed = d_qkv @ qkv_weight
+            d = norm.backward(d_normed, d, at.x, at.x_moments, norm_weights[first], sums.norms[first])
+
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
-        d_x = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
-        return d_x, *sums.totals(torch.stack(biases)), None, None, None, None
+        d_tokens = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
+        return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None
 
 
-class _Sums:
-    """Gradients of norms and adapters, which the kernels give part by part of the tokens.
+class _WeightGradients:
+    """Gradients of norms and adapters. The kernels sum them over parts of the tokens; the parts are added at the end.
 
-    Nothing waits for an adapter's: on a GPU they are made beside the rest, on a stream of their own.
+    No kernel waits for the gradients of an adapter: on a GPU they are computed on a second stream.
     """
 
-    def __init__(self, norm_weight: Tensor, w1: Tensor, tokens: int, images: int):
-        """The last two norms and adapters see only the class tokens."""
-        many, self._k, self._dim = w1.shape
+    def __init__(self, norm_weight: Tensor, w1: Tensor, *, tokens: int, images: int):
+        """The last two norms and adapters see only the class tokens, one per image."""
+        count, self._bottleneck, self._dim = w1.shape
         new = norm_weight.new_empty
-        self._norms = [new(n, *norm.parts(c, self._dim)) for n, c in ((many - 1, tokens), (2, images))]
-        self._adapters = [new(n, *adapter.parts(c, self._dim, self._k)) for n, c in ((many - 2, tokens), (2, images))]
-        self.norms = [part for parts in self._norms for part in parts.unbind()]
-        self.adapters = [part for parts in self._adapters for part in parts.unbind()]
+        self._norm_parts = [
+            new(count - 1, *norm.parts(tokens, self._dim)),
+            new(2, *norm.parts(images, self._dim)),
+        ]
+        self._adapter_parts = [
+            new(count - 2, *adapter.parts(tokens, self._dim, self._bottleneck)),
+            new(2, *adapter.parts(images, self._dim, self._bottleneck)),
+        ]
+        self.norms = [part for parts in self._norm_parts for part in parts.unbind()]
+        self.adapters = [part for parts in self._adapter_parts for part in parts.unbind()]
         self._side = _side_stream(w1.device) if w1.is_cuda else None
-        self._used: list[Tensor] = []  # by the other stream, until that has been waited for; r and y are kept anyway
+        self._in_use: list[Tensor] = []  # read on the second stream: must not be freed before it is done
 
-    def adapter(self, place: int, d: Tensor, r: Tensor, y: Tensor, p: Tensor) -> None:
-        """Those of the adapter in this place, see :func:`morecl.nn.kernels.adapter.gradients`."""
+    def add_adapter(self, place: int, d: Tensor, hidden: Tensor, adapter_in: Tensor, d_hidden: Tensor) -> None:
+        """Sum the gradients of the adapter in this place, see :func:`morecl.nn.kernels.adapter.gradients`."""
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream(self._side.device))
         with torch.cuda.stream(self._side):
-            adapter.gradients(d, r, y, p, self.adapters[place])
-        self._used += [d, p]
+            adapter.gradients(d, hidden, adapter_in, d_hidden, self.adapters[place])
+        self._in_use += [d, d_hidden]  # the other two are saved for backward anyway
 
     def totals(self, biases: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of the norms' weights and biases, w1, b1, w2, b2; ``biases`` (A, D): b in adapter.py."""
+        """Gradients of the norms' weights and biases, w1, b1, w2, b2.
+
+        ``biases`` (A, D) are the frozen ones before each adapter, which ``adapter_in`` above does not contain.
+        """
         if self._side is not None:
             torch.cuda.current_stream(self._side.device).wait_stream(self._side)
-        self._used.clear()
-        k, dim = self._k, self._dim
-        d_weight, d_bias = torch.cat([parts.sum(1) for parts in self._norms]).unbind(1)
-        total = torch.cat([parts.sum(1) for parts in self._adapters])
-        dw2, dw1, db2, db1 = total.split([dim * k, k * dim, dim, k], 1)
-        dw1 = torch.addcmul(dw1.unflatten(1, (k, dim)), db1[:, :, None], biases[:, None].float())
-        return d_weight, d_bias, dw1, db1, dw2.unflatten(1, (dim, k)), db2
+        self._in_use.clear()
+        dim = self._dim
+        bottleneck = self._bottleneck
+        d_weight, d_bias = torch.cat([parts.sum(1) for parts in self._norm_parts]).unbind(1)
+        total = torch.cat([parts.sum(1) for parts in self._adapter_parts])
+        d_w2, d_w1, d_b2, d_b1 = total.split([dim * bottleneck, bottleneck * dim, dim, bottleneck], 1)
+        d_w1 = torch.addcmul(d_w1.unflatten(1, (bottleneck, dim)), d_b1[:, :, None], biases[:, None].float())
+        d_w2 = d_w2.unflatten(1, (dim, bottleneck))
+        return d_weight, d_bias, d_w1, d_b1, d_w2, d_b2
 
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Not the one of :mod:`morecl.training`, beside which it runs."""
+    """A stream other than that of :mod:`morecl.training`, which runs at the same time."""
     return torch.cuda.Stream(device)
 
 
-def _first(x: Tensor, images: int) -> Tensor:
-    """The class tokens (B, D) among all (N, D), in place."""
+def _class_tokens(x: Tensor, images: int) -> Tensor:
+    """A view of the class tokens (B, D) among all tokens (N, D)."""
     return x.view(images, -1, x.shape[1])[:, 0]
 
 
-def _each(adapters: AdapterWeights) -> list[AdapterWeights]:
-    """Adapter by adapter."""
+def _one_by_one(adapters: AdapterWeights) -> list[AdapterWeights]:
+    """The weights of each adapter."""
     return [AdapterWeights(*weights) for weights in zip(*(part.unbind() for part in adapters), strict=True)]

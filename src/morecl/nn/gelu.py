@@ -1,7 +1,7 @@
 """GELU for compiled training in half precision on a GPU.
 
-With 768 numbers a token a GPU waits for the arithmetic of ``erf``, not for memory. A polynomial that is right to 1.5e-7
-(Abramowitz & Stegun, 7.1.26) takes less of it, and shares its exponential with the derivative.
+With 768 numbers per token a GPU waits for the arithmetic of ``erf``, not for memory. A polynomial with an error below
+1.5e-7 (Abramowitz & Stegun, 7.1.26) needs less of it, and its exponential is also that of the derivative.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch.nn import functional as F
 
 
 class Gelu(nn.Module):
-    """GELU; :func:`gelu` where a GPU's code in half precision is compiled."""
+    """GELU; by :func:`gelu` in code compiled for half precision on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return gelu(x) if torch.compiler.is_compiling() and pays(x) else F.gelu(x)
+        return gelu(x) if torch.compiler.is_compiling() and is_faster(x) else F.gelu(x)
 
 
-def pays(x: Tensor) -> bool:
-    """Whether :func:`gelu` is faster than torch's once it is compiled, and differs by less than x is rounded."""
+def is_faster(x: Tensor) -> bool:
+    """Whether compiled :func:`gelu` is faster than torch's, and differs from it by less than the rounding of x."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """``x Phi(x)``, Phi the normal distribution function, with Phi right to 1e-7 before rounding."""
+    """``x Phi(x)`` with the normal distribution function Phi, whose error is below 1e-7 before rounding."""
     return _Gelu.apply(x)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EMBEDDING_BOUND = 6.0  # |e| is held below this after each step, as in HAT
-MIN_CYCLE = 4  # batches from soft to hard, at the least
+EMBEDDING_BOUND = 6.0  # |e| is clamped to this after each step, as in HAT
+MIN_CYCLE = 4  # minimum number of batches from soft to hard
 COMPENSATION_BOUND = 50.0  # cosh(s e) in the compensation is capped here, as in HAT
-SMALLEST = 1e-12  # of a mask: less changes no float32 sum, but its products are denormal, and CPUs are slow at those
+SMALLEST = 1e-12  # of a mask: less changes no float32 sum, but makes denormal products, which are slow on CPUs
 
 
 class _Attention(torch.autograd.Function):
@@ -28,8 +28,8 @@ class _Attention(torch.autograd.Function):
 
         da/de := s_max / (2 (cosh(e) + 1)) * exp(-max(|s e| - 50, 0))
 
-    (the last factor is what the clamp leaves over; cosh(50) is 2.6e21, so "+ 1" does not count there). It does not ask
-    whether the mask was below ``SMALLEST``. Nor is a mask ever 0: behind the adapter's ReLU nothing would come back.
+    (the last factor is what remains of the clamp; cosh(50) is 2.6e21, so "+ 1" is negligible there). The gradient
+    ignores the clamp to ``SMALLEST``. A mask is never 0: no gradient would come back through the adapter's ReLU.
     """
 
     @staticmethod
@@ -51,10 +51,10 @@ def attention(embedding: Tensor, s: Tensor, s_max: float) -> Tensor:
 
 
 def annealed_s(step: int, batches: int, epochs: int, s_max: float) -> float:
-    """s = 1/s_max + (s_max - 1/s_max) b/B at batch b of the B in an epoch: soft at its start, almost hard at its end.
+    """s = 1/s_max + (s_max - 1/s_max) b/B at batch b of B in an epoch: soft at its start, almost hard at its end.
 
-    Tasks so small that an epoch has fewer than ``MIN_CYCLE`` batches anneal over several epochs instead, counted
-    back from the last step, so that training always ends almost hard.
+    If an epoch has fewer than ``MIN_CYCLE`` batches, a cycle takes several epochs, counted back from the last step, so
+    that training always ends almost hard.
     """
     cycle = batches * math.ceil(MIN_CYCLE / batches)
     position = cycle - 1 - (batches * epochs - 1 - step) % cycle
@@ -62,17 +62,17 @@ def annealed_s(step: int, batches: int, epochs: int, s_max: float) -> float:
 
 
 def rounded(embedding: Tensor) -> Tensor:
-    """The mask of a finished task: exactly 0 or 1. sigmoid(s e) with s without bound is the step at e = 0."""
+    """The mask of a finished task: exactly 0 or 1. The limit of sigmoid(s e) for large s is the step at e = 0."""
     return (embedding > 0).to(embedding.dtype)
 
 
 def accumulated(masks: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Eq. 10: a^{<k}, the element-wise maximum over the masks of finished tasks; zeros as ``like`` before the first."""
+    """Eq. 10: a^{<k}, the element-wise maximum over the masks of finished tasks; zeros before the first."""
     return torch.stack(list(masks)).amax(0) if masks else torch.zeros_like(like)
 
 
 def regulariser(a: Tensor, before: Tensor, lamb: float) -> Tensor:
-    """Eq. 12: lamb * sum(a (1 - a^{<k})) / sum(1 - a^{<k}); 0 when every neuron is taken."""
+    """Eq. 12: lamb * sum(a (1 - a^{<k})) / sum(1 - a^{<k}); 0 if every neuron is taken."""
     free = 1 - before
     return lamb * (a * free).sum() / free.sum().clamp(min=1)
 
@@ -83,8 +83,8 @@ def split(a: Tensor, bottleneck: int) -> tuple[Tensor, Tensor]:
 
 
 def protection(m1: Tensor, m2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eq. 11: what the updates of w1, b1, w2 and b2 are multiplied by, given the accumulated masks (A, K) and (A, D).
+    """Eq. 11: factors for the updates of w1, b1, w2 and b2, given the accumulated masks m1 (A, K) and m2 (A, D).
 
-    fc1 reads the unmasked input, so its rows are protected by m1 alone; fc2's weight by both its ends; its bias by m2.
+    fc1 reads the unmasked input, so its rows are protected by m1 alone; fc2's weight by m1 and m2; its bias by m2.
     """
     return 1 - m1[..., None], 1 - m1, 1 - torch.minimum(m2[..., :, None], m1[..., None, :]), 1 - m2

@@ -1,4 +1,4 @@
-"""Linear classifiers: one of a task, and one that gets rows as classes come."""
+"""Linear classifiers: one for a single task, and one that grows with new classes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch.nn.utils import skip_init
 
 
 def task_head(dim: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """(N, D) -> (N, outputs): weights from a truncated normal of 0.02, biases zero."""
-    head = skip_init(nn.Linear, dim, outputs)  # its own initialisation draws from the global generator
+    """(N, D) -> (N, outputs): weights from a truncated normal with sd 0.02, biases zero."""
+    head = skip_init(nn.Linear, dim, outputs)  # nn.Linear would initialise from the global generator
     nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
     nn.init.zeros_(head.bias)
     return head
 
 
 class GrowingHead(nn.Module):
-    """(N, D) -> (N, classes so far). Rows of known classes keep their weights when others are added."""
+    """(N, D) -> (N, classes so far). Known classes keep their weights when new ones are added."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -25,7 +25,7 @@ class GrowingHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(0))
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append ``classes`` outputs, weights from a truncated normal of 0.02, biases zero."""
+        """Append ``classes`` outputs, weights from a truncated normal with sd 0.02, biases zero."""
         rows = torch.empty(classes, self.weight.shape[1])
         nn.init.trunc_normal_(rows, std=0.02, generator=generator)
         device = self.weight.device

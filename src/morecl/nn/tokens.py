@@ -1,4 +1,4 @@
-"""Images of a data set on the device, turned into what the network wants when they are needed, once if they fit."""
+"""Network inputs of a data set's images: computed once and cached if they fit, else for each batch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ STEM_BATCH = 256
 
 
 class Tokens:
-    """The part of N images' way through the network that training does not change (:meth:`AdaptedViT.prefix`): tokens
-    before the first block; where the backbone is trained, the images as it wants them.
+    """Inputs of :meth:`AdaptedViT.trunk` for N images: all that can be computed before training (its ``prefix``).
 
-    They are computed once and kept if they fit into the budget (2 GiB on a CPU, a quarter of a GPU's memory);
-    else the uint8 images stay on the device (in pinned host memory, if even they do not fit) and the tokens are
-    computed for each batch anew.
+    With a frozen backbone these are the tokens (N, L, D) before the first block. With a trained backbone its stem
+    changes, so they are the preprocessed images (N, 3, S, S) instead.
 
-    ``tokens[index]``: (B,) int64 on the device -> (B, L, D), or (B, 3, S, S).
+    They are computed once and cached if they fit into the budget (2 GiB on a CPU, a quarter of a GPU's memory). If not,
+    the uint8 images stay on the device (or in pinned host memory, if even they do not fit) and the inputs are computed
+    again for each batch.
+
+    ``tokens[index]``: index (B,) int64 on the device -> (B, L, D), or (B, 3, S, S) with a trained backbone.
     """
 
     def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: ImageArray):
         device = preprocess.mean.device
-        self.network, self.preprocess = network, preprocess
+        self.network = network
+        self.preprocess = preprocess
         self.device = device
         host = torch.from_numpy(np.require(images, requirements=["C", "W"]))
         fits = device.type != "cuda" or host.nbytes <= _budget(device)
@@ -47,7 +50,7 @@ class Tokens:
         return self._compute(self.images.index_select(0, index.to(self.images.device)))
 
     def range(self, start: int, stop: int) -> Tensor:
-        """The tokens of images start..stop-1."""
+        """The inputs for images start..stop-1."""
         if self.cache is not None:
             return self.cache[start:stop]
         return self._compute(self.images[start:stop])

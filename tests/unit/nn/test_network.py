@@ -11,6 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from morecl.catalogue import SHIPPED
+from morecl.nn import fused
+from morecl.nn import network as network_module
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import Backbone, fingerprint, load_backbone
 from morecl.nn.heads import GrowingHead, task_head
@@ -108,6 +110,59 @@ def test_adapters_stand_before_the_residual_sum() -> None:
             expected = expected + adapter(block.mlp(norm(expected, 2 * i + 1)), 2 * i + 1)
         expected = norm(expected, 12)[:, 0]
         torch.testing.assert_close(network.trunk(tokens, norms, AdapterWeights(w1, b1, w2, b2)), expected)
+
+
+@pytest.mark.parametrize("name", [SHIPPED, MEAN_POOLED])
+def test_an_observer_sees_the_input_of_every_adapter_in_order(name: str) -> None:
+    """Each adapter's output is its input plus what it adds: with the inputs seen, the features can be rebuilt."""
+    backbone, x, _ = build(name)
+    network = AdaptedViT(backbone.vit)
+    adapters = busy_adapters(network)
+    seen: list[tuple[int, Tensor]] = []
+    with torch.no_grad():
+        tokens = network.stem(x)
+        with network.observe_adapters(lambda place, h: seen.append((place, h))):
+            features = network.trunk(tokens, adapters=adapters)
+            network.trunk(tokens[:1], adapters=adapters)
+        places = 2 * network.depth
+        assert [place for place, _ in seen] == [*range(places), *range(places)]
+        z = tokens
+        for place, h in seen[:places]:
+            z = z[:, : h.shape[1]]  # the last block may compute the class token only
+            w1, b1, w2, b2 = (part[place] for part in adapters)
+            z = z + h + torch.relu(h @ w1.T + b1) @ w2.T + b2
+        expected = network._pool(z, network.new_norms().weight[-1], network.new_norms().bias[-1])
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+        assert {len(h) for _, h in seen[places:]} == {1}
+
+
+def test_observers_are_gone_afterwards_even_after_an_error() -> None:
+    backbone, x, _ = build(SHIPPED)
+    network = AdaptedViT(backbone.vit)
+    seen: list[Any] = []
+    watch_adapters = network.observe_adapters(lambda place, h: seen.append(h))
+    watch_features = network.observe_features(seen.append)
+    with torch.no_grad():
+        with pytest.raises(ZeroDivisionError), watch_adapters, watch_features:
+            features = network.trunk(network.stem(x))
+            _ = 1 / 0
+        assert len(seen) == 2 * network.depth + 1 and seen[-1] is features
+        network.trunk(network.stem(x))
+    assert len(seen) == 2 * network.depth + 1
+
+
+def test_what_is_observed_is_neither_compiled_nor_left_to_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, x, _ = build(SHIPPED)
+    network = AdaptedViT(backbone.vit)
+    adapters = busy_adapters(network)
+    with torch.no_grad():
+        expected = network.trunk(network.stem(x), adapters=adapters)
+        monkeypatch.setattr(network, "_fused", True)
+        monkeypatch.setattr(fused, "supports_batch", lambda tokens, adapters: True)
+        monkeypatch.setattr(fused, "trunk", lambda *_: pytest.fail("left to the kernels"))
+        monkeypatch.setattr(network_module, "_compiled_block", lambda: pytest.fail("compiled"))
+        with network.observe_adapters(lambda place, h: None):
+            assert torch.equal(network.trunk(network.stem(x), adapters=adapters, compiled=True), expected)
 
 
 def test_new_outputs_start_small_and_known_ones_stay() -> None:

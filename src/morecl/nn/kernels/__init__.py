@@ -1,5 +1,5 @@
-"""Parts of a block in kernels of our own, in half precision on a GPU.
+"""Triton kernels for parts of a block, in half precision on a GPU.
 
-Triton, in which they are written, comes with torch where there are GPUs. What can be taken, and how the parts are put
-together, is in :mod:`morecl.nn.fused`.
+Triton is installed with torch's builds for GPUs. :mod:`morecl.nn.fused` says which blocks are supported and puts the
+parts together.
 """

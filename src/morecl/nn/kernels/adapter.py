@@ -1,15 +1,15 @@
-"""An adapter with what stands next to it: the end of a block's branch, in one kernel forward and two backward.
+"""An adapter and its neighbours at the end of a block's branch, in one kernel forward and two backward.
 
-For N tokens of D dimensions, a bottleneck of K, and a product y whose frozen bias b is still missing, ``h = y + b``:
+For N tokens of D dimensions, a bottleneck of K, and a product y without its frozen bias b, ``h = y + b``:
 
-- forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and x' normed, tile by tile. In the MLP's branch the
-  product is made here too, of ``gelu(u + c)``, which then need not be stored;
-- backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``. In attention's branch, where
-  ``y = a W'``, it is ``e = dh W`` that is wanted, the gradient of a, and its sum with a over each head;
-- gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (what is missing is ``db1 b'``), ``db2 = sum d``,
-  ``db1 = sum p``, summed over 576 tokens at a time; these sums are added up later, in a fixed order.
+- forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and the norm of x', tile by tile. In the MLP branch
+  the product ``y = gelu(u + c) W'`` is computed here too, so ``gelu(u + c)`` is never stored;
+- backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``. In the attention branch, where
+  ``y = a W'``, the kernel goes on to ``e = dh W``, the gradient of a, and to the sum of e a over each head;
+- gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (without the share of the bias, ``db1 b'``), ``db2 = sum d``,
+  ``db1 = sum p``, each summed over parts of 576 tokens; the parts are added up later, in a fixed order.
 
-Products are accumulated in float32 and rounded where they are multiplied or stored.
+Products are accumulated in float32 and rounded when they are multiplied or stored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.kernels.gelu import normal
 
-TILE = 64  # tokens at a time
-CHUNK = 64  # dimensions at a time
-PART = 9 * TILE  # tokens whose share of the weights' gradients is summed by one processor
-WIDTHS = (64, 128)  # of the bottleneck
+TILE = 64  # tokens per program
+CHUNK = 64  # dimensions per step
+PART = 9 * TILE  # tokens over which one program sums the gradients of the weights
+WIDTHS = (64, 128)  # supported sizes of the bottleneck
 
 
 def forward(
@@ -37,15 +37,22 @@ def forward(
     eps: float,
     product: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """y (N, D), x (N, D), b (D,) -> y, r (N, K), x' (N, D), that normed (N, D), and its mean and 1 / sd (2, N).
+    """y (N, D), x (N, D), b (D,) -> y, r (N, K), x' (N, D), its norm (N, D), and its mean and 1 / sd (2, N).
 
-    The adapter's weights are one adapter's, in half precision.
-    ``product``: a weight W (D, H) and a bias (H,), if ``y = gelu(u + bias) W'`` is still to be made of u (N, H).
+    ``adapter``: the weights of one adapter, in half precision.
+    ``product``: a weight W (D, H) and a bias c (H,); then the argument y is u (N, H), and ``y = gelu(u + c) W'``.
     """
-    (count, dim), k = x.shape, adapter.b1.shape[0]
-    u, (weight, inner) = y, product or (y, y)
-    y = y if product is None else torch.empty_like(x)
-    r, total, normed = x.new_empty(count, k), torch.empty_like(x), torch.empty_like(x)
+    count, dim = x.shape
+    k = adapter.b1.shape[0]
+    u = y
+    if product is None:
+        weight, inner = y, y  # not read
+    else:
+        weight, inner = product
+        y = torch.empty_like(x)
+    r = x.new_empty(count, k)
+    total = torch.empty_like(x)
+    normed = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt[(triton.cdiv(count, TILE),)](
         u, weight, inner, y, x, bias, *adapter, *norm, r, total, normed, moments,
@@ -56,7 +63,7 @@ def forward(
 
 def backward(d: Tensor, r: Tensor, adapter: AdapterWeights) -> tuple[Tensor, Tensor]:
     """d (N, D), r (N, K) -> p (N, K), dh (N, D)."""
-    p, dh, _ = _backward(d, r, adapter, d, d, 0)  # without heads nothing is projected: d stands for what is not read
+    p, dh, _ = _backward(d, r, adapter, d, d, 0)  # with 0 heads, projection and seen are not read
     return p, dh
 
 
@@ -70,8 +77,10 @@ def backward_to_heads(
 def _backward(
     d: Tensor, r: Tensor, adapter: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (count, dim), k = d.shape, r.shape[1]
-    p, out = torch.empty_like(r), torch.empty_like(d)
+    count, dim = d.shape
+    k = r.shape[1]
+    p = torch.empty_like(r)
+    out = torch.empty_like(d)
     delta = d.new_empty(count, heads, dtype=torch.float32)
     _adapt_backward[(triton.cdiv(count, TILE),)](
         d, r, adapter.w1, adapter.w2, projection, seen, p, out, delta, count,
@@ -85,13 +94,14 @@ def _launch(dim: int) -> dict[str, int]:
 
 
 def gradients(d: Tensor, r: Tensor, y: Tensor, p: Tensor, sums: Tensor) -> None:
-    """Those of the weights are put into ``sums``, of shape :func:`parts`."""
-    (count, dim), k = y.shape, r.shape[1]
+    """Write the gradients of the weights to ``sums``, of shape :func:`parts`."""
+    count, dim = y.shape
+    k = r.shape[1]
     _adapter_gradients[(dim // CHUNK, sums.shape[0])](d, r, y, p, sums, count, dim, k, PART, TILE, CHUNK)
 
 
 def parts(count: int, dim: int, k: int) -> tuple[int, int]:
-    """Shape of an adapter's sums: a row for each part of the tokens, in it dW2 (D, K), dW1 (K, D), db2 (D), db1 (K)."""
+    """Shape of an adapter's sums: a row per part of the tokens, with dW2 (D, K), dW1 (K, D), db2 (D), db1 (K)."""
     return triton.cdiv(count, PART), 2 * dim * k + dim + k
 
 
@@ -121,12 +131,14 @@ def _adapt(
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A tile of y if there is an inner dimension H, of r, x', that normed, and its moments."""
+    """A tile of r, x', its norm and its moments; with an inner dimension H > 0 also of y."""
     half: tl.constexpr = x.dtype.element_ty
-    first, rows = tl.program_id(0) * TILE, tl.arange(0, TILE)
+    first = tl.program_id(0) * TILE
+    rows = tl.arange(0, TILE)
     row = rows[:, None]
     inside = first + row < count
-    k, chunk = tl.arange(0, K), tl.arange(0, CHUNK)
+    k = tl.arange(0, K)
+    chunk = tl.arange(0, CHUNK)
     offset = first.to(tl.int64) * D
     y += offset
     x += offset
@@ -134,6 +146,7 @@ def _adapt(
     normed += offset
     r += first.to(tl.int64) * K
 
+    # y = gelu(u + c) W', if it is not given
     ys = ()
     if H > 0:
         u += first.to(tl.int64) * H
@@ -149,6 +162,7 @@ def _adapt(
                 grown = grown + (tl.dot(active, w, ys[c]),)
             ys = grown
 
+    # h = y + b and r = relu(h W1' + b1)
     hs = ()
     narrow = tl.zeros((TILE, K), tl.float32)
     for c in tl.static_range(D // CHUNK):
@@ -165,6 +179,7 @@ def _adapt(
     narrow = tl.maximum(narrow, 0.0, propagate_nan=tl.PropagateNan.ALL).to(half)
     tl.store(r + row * K + k[None, :], narrow, mask=inside)
 
+    # x' = x + h + r W2' + b2, and its norm
     xs = ()
     mean = tl.zeros((TILE,), tl.float32)
     for c in tl.static_range(D // CHUNK):
@@ -207,15 +222,19 @@ def _adapt_backward(
     CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A tile of p and dh, from the gradient g of x'; with heads of some WIDTH, of e and its sums in place of dh."""
+    """A tile of p and dh, from the gradient g of x'; with heads of WIDTH > 0, e and its sums instead of dh."""
     half: tl.constexpr = g.dtype.element_ty
-    first, row = tl.program_id(0) * TILE, tl.arange(0, TILE)[:, None]
+    first = tl.program_id(0) * TILE
+    row = tl.arange(0, TILE)[:, None]
     inside = first + row < count
-    k, chunk = tl.arange(0, K), tl.arange(0, CHUNK)
+    k = tl.arange(0, K)
+    chunk = tl.arange(0, CHUNK)
     g += first.to(tl.int64) * D
     out += first.to(tl.int64) * D
     r += first.to(tl.int64) * K
     p += first.to(tl.int64) * K
+
+    # p = (r > 0) * (d W2)
     gs = ()
     narrow = tl.zeros((TILE, K), tl.float32)
     for c in tl.static_range(D // CHUNK):
@@ -226,6 +245,8 @@ def _adapt_backward(
     opened = tl.load(r + row * K + k[None, :], mask=inside, other=0.0) > 0
     narrow = tl.where(opened, narrow, 0.0).to(half)
     tl.store(p + row * K + k[None, :], narrow, mask=inside)
+
+    # dh = d + p W1
     dhs = ()
     for c in tl.static_range(D // CHUNK):
         d = c * CHUNK + chunk
@@ -234,6 +255,8 @@ def _adapt_backward(
             dhs = dhs + (dh,)
         else:
             tl.store(out + row * D + d[None, :], dh, mask=inside)
+
+    # e = dh W, and the sums of e a over each head
     if WIDTH > 0:
         seen += first.to(tl.int64) * D
         delta += first.to(tl.int64) * (D // WIDTH)
@@ -268,8 +291,10 @@ def _adapter_gradients(
     d = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     part = tl.program_id(1)
     k = tl.arange(0, K)
-    dw2, dw1 = tl.zeros((CHUNK, K), tl.float32), tl.zeros((CHUNK, K), tl.float32)
-    db2, db1 = tl.zeros((TILE, CHUNK), tl.float32), tl.zeros((TILE, K), tl.float32)
+    dw2 = tl.zeros((CHUNK, K), tl.float32)
+    dw1 = tl.zeros((CHUNK, K), tl.float32)
+    db2 = tl.zeros((TILE, CHUNK), tl.float32)
+    db1 = tl.zeros((TILE, K), tl.float32)
     row = tl.arange(0, TILE)[:, None]
     g += part.to(tl.int64) * PART * D
     y += part.to(tl.int64) * PART * D
@@ -277,9 +302,12 @@ def _adapter_gradients(
     p += part.to(tl.int64) * PART * K
     for start in range(0, PART, TILE):
         inside = part * PART + start + row < count
-        wide, narrow = (start + row) * D + d[None, :], (start + row) * K + k[None, :]
-        gs, ys = tl.load(g + wide, mask=inside, other=0.0), tl.load(y + wide, mask=inside, other=0.0)
-        rs, ps = tl.load(r + narrow, mask=inside, other=0.0), tl.load(p + narrow, mask=inside, other=0.0)
+        wide = (start + row) * D + d[None, :]
+        narrow = (start + row) * K + k[None, :]
+        gs = tl.load(g + wide, mask=inside, other=0.0)
+        ys = tl.load(y + wide, mask=inside, other=0.0)
+        rs = tl.load(r + narrow, mask=inside, other=0.0)
+        ps = tl.load(p + narrow, mask=inside, other=0.0)
         dw2 = tl.dot(tl.trans(gs), rs, dw2)
         dw1 = tl.dot(tl.trans(ys), ps, dw1)
         db2 += gs.to(tl.float32)

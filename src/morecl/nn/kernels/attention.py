@@ -1,12 +1,12 @@
-"""Attention of the N = B L tokens of B images, straight from the product that gives queries, keys and values.
+"""Attention of the N = B L tokens of B images, directly from the product with queries, keys and values side by side.
 
 ``S = Q K' / sqrt(W)``, ``P = softmax(S)``, ``O = P V`` for each head of width W; backward, with ``delta = sum(O dO)``:
 ``dV = P' dO``, ``dS = P (dO V' - delta)``, ``dQ = dS K / sqrt(W)``, ``dK = dS' Q / sqrt(W)``. P is never stored but
-made again from S and the logarithm of its sum; delta comes with dO (adapter.py).
+computed again from S and the logarithm of its sum; delta is computed with dO (adapter.py).
 
-Libraries' kernels are made for long sequences; for the 197 tokens of an image their gradient takes three kernels and
-puts dQ, dK and dV in three places, from where they have to be brought together. Here it is one kernel that writes where
-the next product reads. Tokens are taken 64 at a time, and the few that are left over in a smaller tile.
+The kernels of libraries are made for long sequences; for the 197 tokens of an image their backward pass takes three
+kernels and writes dQ, dK and dV to three tensors, which then have to be joined. Here it is one kernel that writes where
+the next product reads. Tokens are processed in tiles of 64, the remaining few in a smaller tile.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64  # tokens at a time
-WIDTHS = (16, 32, 64)  # of a head
+TILE = 64  # tokens per program
+WIDTHS = (16, 32, 64)  # supported widths of a head
 FORWARD = {"num_stages": 2}
-BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a processor of an H200 works at three tiles at once
+BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
 LOG2_E = tl.constexpr(1 / math.log(2))
 
 
 def forward(qkv: Tensor, images: int, heads: int) -> tuple[Tensor, Tensor]:
-    """qkv (N, 3 D) -> O (N, D), and the logarithms to base 2 of the sums that P was divided by (N, heads)."""
-    count, dim = qkv.shape[0], qkv.shape[1] // 3
-    out, logs = qkv.new_empty(count, dim), qkv.new_empty(count, heads, dtype=torch.float32)
+    """qkv (N, 3 D) -> O (N, D), and log2 of the softmax's denominators (N, heads)."""
+    count = qkv.shape[0]
+    dim = qkv.shape[1] // 3
     length = count // images
+    out = qkv.new_empty(count, dim)
+    logs = qkv.new_empty(count, heads, dtype=torch.float32)
     _attend[(triton.cdiv(length, TILE) * images * heads,)](
         qkv, out, logs, heads, dim // heads, length, TILE, _rest(length), **FORWARD
     )
@@ -38,8 +40,10 @@ def forward(qkv: Tensor, images: int, heads: int) -> tuple[Tensor, Tensor]:
 
 def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -> Tensor:
     """The gradient of qkv (N, 3 D), given that of O (N, D) and delta (N, heads)."""
-    (count, dim), heads = g.shape, logs.shape[1]
-    length, gradient = count // images, torch.empty_like(qkv)
+    count, dim = g.shape
+    heads = logs.shape[1]
+    length = count // images
+    gradient = torch.empty_like(qkv)
     _attend_backward[(triton.cdiv(length, TILE) * images * heads,)](
         g, delta, qkv, logs, gradient, heads, dim // heads, length, TILE, _rest(length), **BACKWARD
     )
@@ -47,14 +51,14 @@ def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -
 
 
 def _rest(length: int) -> int:
-    """Size of the tile for the tokens that are left over, if any."""
+    """Size of the tile for the remaining tokens; 0 if there are none."""
     rest = length % TILE
     return max(16, triton.next_power_of_2(rest)) if rest else 0
 
 
 @triton.jit
 def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
-    """Of a program: its tile, the first token of its image, and its head."""
+    """The tile of a program, the first token of its image, and its head."""
     tiles: tl.constexpr = (LENGTH + TILE - 1) // TILE
     pair = tl.program_id(0) // tiles
     return tl.program_id(0) % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
@@ -62,7 +66,7 @@ def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _rows(pointer, first, stride, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """(SIZE, WIDTH) from row ``first`` on; zero behind the last."""
+    """(SIZE, WIDTH) from row ``first`` on; zero after the last row."""
     row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
     return tl.load(pointer + row * stride + column, mask=row < LENGTH, other=0.0)
 
@@ -75,12 +79,14 @@ def _store_rows(pointer, first, stride, value, LENGTH: tl.constexpr, SIZE: tl.co
 
 @triton.jit
 def _attend_to(q, keys, values, first, total, top, out, stride, LENGTH, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Softmax and sum go on over the keys and values from ``first`` on."""
-    k, v = _rows(keys, first, stride, LENGTH, SIZE, WIDTH), _rows(values, first, stride, LENGTH, SIZE, WIDTH)
+    """Continue softmax and sum with the keys and values from ``first`` on."""
+    k = _rows(keys, first, stride, LENGTH, SIZE, WIDTH)
+    v = _rows(values, first, stride, LENGTH, SIZE, WIDTH)
     s = tl.dot(q, tl.trans(k)) * (LOG2_E / tl.sqrt(1.0 * WIDTH))
     s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
     higher = tl.maximum(top, tl.max(s, 1))
-    p, shrink = tl.exp2(s - higher[:, None]), tl.exp2(top - higher)
+    p = tl.exp2(s - higher[:, None])
+    shrink = tl.exp2(top - higher)
     out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
     return total * shrink + tl.sum(p, 1), higher, out
 
@@ -102,7 +108,8 @@ def _attend_from(
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
-    total, top = tl.zeros((SIZE,), tl.float32), tl.full((SIZE,), float("-inf"), tl.float32)
+    total = tl.zeros((SIZE,), tl.float32)
+    top = tl.full((SIZE,), float("-inf"), tl.float32)
     out = tl.zeros((SIZE, WIDTH), tl.float32)
     whole: tl.constexpr = LENGTH // TILE * TILE
     for start in range(0, whole, TILE):
@@ -154,7 +161,7 @@ def _from_queries(
     LENGTH: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """dK and dV go on over the queries from ``first`` on. Behind the last, they and dO are zero and add nothing."""
+    """Continue dK and dV with the queries from ``first`` on. After the last, they and dO are zero and add nothing."""
     q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
@@ -181,7 +188,7 @@ def _from_keys(
     SIZE: tl.constexpr,
     IS_REST: tl.constexpr,
 ):
-    """dQ goes on over the keys from ``first`` on; with a rest, some of them behind the last, where P is zero."""
+    """Continue dQ with the keys from ``first`` on; in the smaller tile, P is zero after the last key."""
     dim: tl.constexpr = HEADS * WIDTH
     k = _rows(keys, first, 3 * dim, LENGTH, SIZE, WIDTH)
     v = _rows(keys + dim, first, 3 * dim, LENGTH, SIZE, WIDTH)
@@ -217,7 +224,8 @@ def _gradients_of(
 
     k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH)
     v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH)
-    dk, dv = tl.zeros((SIZE, WIDTH), tl.float32), tl.zeros((SIZE, WIDTH), tl.float32)
+    dk = tl.zeros((SIZE, WIDTH), tl.float32)
+    dv = tl.zeros((SIZE, WIDTH), tl.float32)
     for start in range(0, whole, TILE):
         dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE)
     if REST:
@@ -225,7 +233,8 @@ def _gradients_of(
     _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH)
     _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH)
 
-    q, do = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH), _rows(g, first, dim, LENGTH, SIZE, WIDTH)
+    q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
+    do = _rows(g, first, dim, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
     log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=0.0)
     at = tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)

@@ -1,4 +1,4 @@
-"""Attention of one query an image, the class token's: memory is read once, and there is nothing for matrix units to do.
+"""Attention of one query per image, that of the class token: a single pass over memory, without matrix units.
 
 As in :mod:`morecl.nn.kernels.attention`, with keys and values (N, 2 D) of all N = B L tokens and queries (B, D).
 """
@@ -12,21 +12,24 @@ from torch import Tensor
 
 from morecl.nn.kernels.attention import LOG2_E
 
-TILE = 64  # tokens at a time
+TILE = 64  # tokens per step
 
 
 def forward(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """q (B, D), kv (N, 2 D) -> O (B, D), and the logarithms to base 2 of the sums that P was divided by (B, heads)."""
+    """q (B, D), kv (N, 2 D) -> O (B, D), and log2 of the softmax's denominators (B, heads)."""
     images, dim = q.shape
-    out, logs = torch.empty_like(q), q.new_empty(images, heads, dtype=torch.float32)
+    out = torch.empty_like(q)
+    logs = q.new_empty(images, heads, dtype=torch.float32)
     _attend_once[(images * heads,)](q, kv, out, logs, kv.shape[0] // images, heads, dim // heads, TILE)
     return out, logs
 
 
 def backward(g: Tensor, delta: Tensor, q: Tensor, kv: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of q and kv, given that of O and delta (B, heads)."""
-    (images, dim), heads = q.shape, logs.shape[1]
-    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+    images, dim = q.shape
+    heads = logs.shape[1]
+    dq = torch.empty_like(q)
+    dkv = torch.empty_like(kv)
     _attend_once_backward[(images * heads,)](
         g, delta, q, kv, logs, dq, dkv, kv.shape[0] // images, heads, dim // heads, TILE
     )
@@ -41,7 +44,9 @@ def _attend_once(q, kv, o, logs, LENGTH: tl.constexpr, HEADS: tl.constexpr, WIDT
     column, row = tl.arange(0, WIDTH), tl.arange(0, TILE)
     kv += image.to(tl.int64) * LENGTH * 2 * dim + head * WIDTH
     query = tl.load(q + image * dim + head * WIDTH + column).to(tl.float32) * (LOG2_E / tl.sqrt(1.0 * WIDTH))
-    total, top, out = 0.0, float("-inf"), tl.zeros((WIDTH,), tl.float32)
+    total = 0.0
+    top = float("-inf")
+    out = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, LENGTH, TILE):
         place = (start + row)[:, None] * 2 * dim + column[None, :]
         inside = start + row < LENGTH
@@ -49,8 +54,11 @@ def _attend_once(q, kv, o, logs, LENGTH: tl.constexpr, HEADS: tl.constexpr, WIDT
         v = tl.load(kv + dim + place, mask=inside[:, None], other=0.0).to(tl.float32)
         s = tl.where(inside, tl.sum(k * query[None, :], 1), float("-inf"))
         higher = tl.maximum(top, tl.max(s, 0))
-        p, shrink = tl.exp2(s - higher), tl.exp2(top - higher)
-        total, out, top = total * shrink + tl.sum(p, 0), out * shrink + tl.sum(p[:, None] * v, 0), higher
+        p = tl.exp2(s - higher)
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(p, 0)
+        out = out * shrink + tl.sum(p[:, None] * v, 0)
+        top = higher
     tl.store(o + image * dim + head * WIDTH + column, (out / total).to(o.dtype.element_ty))
     tl.store(logs + tl.program_id(0), top + tl.log2(total))
 
@@ -67,8 +75,10 @@ def _attend_once_backward(
     kv += first
     dkv += first
     place = image * dim + head * WIDTH + column
-    query, do = tl.load(q + place).to(tl.float32), tl.load(g + place).to(tl.float32)
-    at, log = tl.load(delta + tl.program_id(0)), tl.load(logs + tl.program_id(0))
+    query = tl.load(q + place).to(tl.float32)
+    do = tl.load(g + place).to(tl.float32)
+    at = tl.load(delta + tl.program_id(0))
+    log = tl.load(logs + tl.program_id(0))
     unit = 1 / tl.sqrt(1.0 * WIDTH)
     gradient = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, LENGTH, TILE):

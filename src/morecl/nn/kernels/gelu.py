@@ -1,6 +1,7 @@
-"""GELU behind a product whose bias is still missing, ``a = gelu(u + b)``, and its gradient ``s gelu'(u + b)``.
+"""GELU of a product u without its bias b, ``a = gelu(u + b)``, and the gradient of u from the gradient s of a,
+``s gelu'(u + b)``.
 
-GELU is that of :mod:`morecl.nn.gelu`; forward, it stands at the beginning of the next product (adapter.py).
+GELU is that of :mod:`morecl.nn.gelu`; the forward pass is part of the next product (adapter.py).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # numbers at a time
+BLOCK = 2048  # numbers per program
 LOG2_E = tl.constexpr(1 / math.log(2))
 ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 BELL = tl.constexpr(1 / math.sqrt(2 * math.pi))
 
 
 def backward(s: Tensor, u: Tensor, bias: Tensor) -> Tensor:
-    """(N, H), (N, H), (H,) -> (N, H), in the place of s."""
+    """s (N, H), u (N, H), b (H,) -> (N, H), overwriting s."""
     _gelu_backward[(triton.cdiv(u.numel(), BLOCK),)](s, u, bias, u.numel(), u.shape[1], BLOCK, num_warps=4)
     return s
 

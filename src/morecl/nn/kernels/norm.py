@@ -1,8 +1,8 @@
-"""LayerNorm ``n = w z + v`` with ``z = (x - mean) / sd``, and the gradient of x, which also goes on beside it.
+"""LayerNorm ``n = w z + v`` with ``z = (x - mean) / sd``, and the gradient of x, which is also used beside the norm.
 
-From the gradients g of n and d' of x: ``d = d' + (w g - mean(w g) - z mean(w g z)) / sd``, and, summed over 32 tokens
-at a time (2 where there are few), ``dw = sum g z``, ``dv = sum g``; these sums are added up later, in a fixed order.
-Torch's compiler makes two kernels of it, each of which reads everything.
+From the gradients g of n and d' of that other use: ``d = d' + (w g - mean(w g) - z mean(w g z)) / sd``, and, summed
+over parts of 32 tokens (2 if there are few), ``dw = sum g z``, ``dv = sum g``; the parts are added up later, in a fixed
+order. Torch's compiler generates two kernels for this, each of which reads everything.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 2  # tokens at a time
-PART = 32  # tokens whose share of the weights' gradients is summed by one processor
+ROWS = 2  # tokens per step
+PART = 32  # tokens over which one program sums the gradients of the weights
 WARPS = 2
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x (N, D), w (D,), v (D,) -> n (N, D), and mean and 1 / sd (2, N)."""
     count, dim = x.shape
-    n, moments = torch.empty_like(x), x.new_empty(2, count, dtype=torch.float32)
+    n = torch.empty_like(x)
+    moments = x.new_empty(2, count, dtype=torch.float32)
     _norm[(triton.cdiv(count, ROWS),)](
         x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=WARPS
     )
@@ -28,7 +29,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
 
 
 def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
-    """g (N, D), d' (N, D) if there is one, x (N, D), w (D,) -> d (N, D); ``sums``, see :func:`parts`, get dw and dv."""
+    """g (N, D), d' (N, D) or None, x (N, D), w (D,) -> d (N, D); writes dw and dv to ``sums`` (:func:`parts`)."""
     count, dim = x.shape
     d = torch.empty_like(x)
     _norm_backward[(sums.shape[0],)](
@@ -39,25 +40,27 @@ def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weigh
 
 
 def parts(count: int, dim: int) -> tuple[int, int, int]:
-    """Shape of a norm's sums: for each part of the tokens dw (D) and dv (D)."""
+    """Shape of a norm's sums: dw (D) and dv (D) per part of the tokens."""
     return triton.cdiv(count, _part(count)), 2, dim
 
 
 def _part(count: int) -> int:
-    return PART if count > 100 * PART else ROWS  # few tokens, such as an image's first, are not worth a loop
+    return PART if count > 100 * PART else ROWS  # few tokens, such as class tokens, are not worth a loop
 
 
 @triton.jit(do_not_specialize=["count"])
 def _norm(x, weight, bias, n, moments, count, eps, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """ROWS tokens of n and the moments."""
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)[None, :]
     inside = (row < count)[:, None] & (column < D)
     place = row.to(tl.int64)[:, None] * D + column
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(value, 1) / D
     centred = tl.where(column < D, value - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / D + eps)
-    w, v = tl.load(weight + column, mask=column < D, other=0.0), tl.load(bias + column, mask=column < D, other=0.0)
+    w = tl.load(weight + column, mask=column < D, other=0.0)
+    v = tl.load(bias + column, mask=column < D, other=0.0)
     tl.store(n + place, (centred * scale[:, None] * w + v).to(n.dtype.element_ty), mask=inside)
     tl.store(moments + row, mean, mask=row < count)
     tl.store(moments + count + row, scale, mask=row < count)
@@ -80,9 +83,11 @@ def _norm_backward(
     PASSED: tl.constexpr,
 ):
     """d and the sums for one part of the tokens."""
-    part, column = tl.program_id(0), tl.arange(0, WIDTH)[None, :]
+    part = tl.program_id(0)
+    column = tl.arange(0, WIDTH)[None, :]
     w = tl.load(weight + column, mask=column < D, other=0.0)
-    dw, dv = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
+    dw = tl.zeros((ROWS, WIDTH), tl.float32)
+    dv = tl.zeros((ROWS, WIDTH), tl.float32)
     offset = part.to(tl.int64) * PART * D
     g_norm += offset
     passed += offset
@@ -91,13 +96,16 @@ def _norm_backward(
     for start in tl.range(0, PART, ROWS, num_stages=3):
         row = start + tl.arange(0, ROWS)
         within = part * PART + row < count
-        inside, place = within[:, None] & (column < D), row[:, None] * D + column
+        inside = within[:, None] & (column < D)
+        place = row[:, None] * D + column
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(g_norm + place, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(moments + part * PART + row, mask=within, other=0.0)[:, None]
         scale = tl.load(moments + count + part * PART + row, mask=within, other=0.0)[:, None]
-        z, weighted = (value - mean) * scale, w * g
-        common, along = tl.sum(weighted, 1)[:, None] * (1 / D), tl.sum(weighted * z, 1)[:, None] * (1 / D)
+        z = (value - mean) * scale
+        weighted = w * g
+        common = tl.sum(weighted, 1)[:, None] * (1 / D)
+        along = tl.sum(weighted * z, 1)[:, None] * (1 / D)
         d = scale * (weighted - common - z * along)
         if PASSED:
             d += tl.load(passed + place, mask=inside, other=0.0).to(tl.float32)
