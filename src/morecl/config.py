@@ -16,9 +16,10 @@ LARGEST = 2**20  # of a whole number whose field names no bound of its own
 
 # What a setting is to an experiment. Two runs whose settings differ only in fields with a role are the same experiment;
 # every other setting makes it another one.
-Role = Literal["repetition", "machine", "weights"]
+Role = Literal["repetition", "machine", "weights", "scoring"]
 REPETITION: dict[str, Any] = {"role": "repetition"}  # tells repeated runs apart
 MACHINE: dict[str, Any] = {"role": "machine"}  # where and how fast it runs, not what is computed
+SCORING: dict[str, Any] = {"role": "scoring"}  # changes how answers are made, not what is trained
 WEIGHTS: dict[str, Any] = {"role": "weights"}  # a path that depends on the machine; a record has the weights' hash
 
 

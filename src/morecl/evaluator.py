@@ -6,13 +6,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
 from morecl.methods import Learner
 from morecl.records import Roc
+from morecl.scoring import CachedFeatures
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class Evaluator:
         for label, name in enumerate(stream.dataset.classes):
             self._label |= {name: label, label: label}
         tasks = list(stream)
-        self.tokens = learner.prepare(np.concatenate([task.x_test for task in tasks]))
+        self.features = CachedFeatures(learner, learner.prepare(np.concatenate([task.x_test for task in tasks])))
         self.labels = np.concatenate([task.y_test for task in tasks])
         self.task_of_image = np.repeat(np.arange(len(tasks)), [len(task.y_test) for task in tasks])
-        self._features: dict[str, Tensor] = {}
 
     def after_task(self, index: int) -> Step:
         """Measure when tasks 0..index have been learned: accuracy on their images, rejection of all later ones.
@@ -55,11 +54,8 @@ class Evaluator:
             DivergedError: what was learned is too large to compute with.
         """
         learner = self.learner
-        self._features = {
-            name: self._features[name] if name in self._features else learner.embed(self.tokens, name)
-            for name in learner.networks()
-        }
-        output = learner.score(list(self._features.values()))
+        output = learner.answer(self.features)
+        self.features.forget_unasked()
         scores = output.scores.double().cpu().numpy()  # (N, C)
         if not np.isfinite(scores).all():
             raise DivergedError(
