@@ -16,6 +16,7 @@ closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -112,6 +113,14 @@ class Ridge(nn.Module):
         self.weight.copy_(best.weight)
         self.sharpness.fill_(best_sharpness(best.outputs, columns))
 
+    @torch.no_grad()
+    def solve_with(self, strength: float) -> None:
+        """Make the classifier with this strength r; the sharpness stays as it is."""
+        regular = unpacked(self.gram, self.width)
+        regular.diagonal().add_(strength)
+        solution, failed = torch.linalg.solve_ex(regular, self.cross)
+        self.weight.copy_(torch.linalg.lstsq(regular, self.cross).solution if failed else solution)
+
     def _left_out(self, gram: Tensor, strength: float, phi: Tensor, onehot: Tensor, weights: Tensor) -> LeftOut:
         regular = gram.clone()
         regular.diagonal().add_(strength)
@@ -135,6 +144,22 @@ def best_sharpness(outputs: Tensor, columns: Tensor) -> float:
     """The value of ``SHARPNESS`` with the least cross-entropy of softmax(value * outputs). (N, C), (N,)"""
     losses = [float(F.cross_entropy(value * outputs, columns)) for value in SHARPNESS]
     return SHARPNESS[min(range(len(losses)), key=losses.__getitem__)]
+
+
+def held_out_errors(
+    phi: Tensor, onehot: Tensor, other_phi: Tensor, other_onehot: Tensor, strengths: Sequence[float]
+) -> list[float]:
+    """Squared error on other images, (k, m) and (k, C), of the classifier of n images, (n, m) and (n, C), per strength.
+
+    One eigendecomposition serves all strengths, of the smaller of phi phi^T and phi^T phi: in the first case
+    W = phi^T (phi phi^T + r I)^-1 Y.
+    """
+    dual = len(phi) < phi.shape[1]
+    values, vectors = torch.linalg.eigh(phi @ phi.mT if dual else phi.mT @ phi)
+    left = other_phi @ (phi.mT @ vectors if dual else vectors)  # (k, n or m)
+    right = vectors.mT @ (onehot if dual else phi.mT @ onehot)
+    values = values.clamp(min=0)
+    return [float((left @ (right / (values + r)[:, None]) - other_onehot).square().sum()) for r in strengths]
 
 
 def packed(matrix: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from morecl.random import generator
-from morecl.ridge import STRENGTHS, Ridge, best_sharpness, packed, unpacked
+from morecl.ridge import STRENGTHS, Ridge, best_sharpness, held_out_errors, packed, unpacked
 
 DIM, WIDTH = 6, 40
 
@@ -129,3 +129,27 @@ def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:
     matrix = matrix + matrix.mT
     assert packed(matrix).shape == (28,)
     assert torch.equal(unpacked(packed(matrix), 7), matrix)
+
+
+@pytest.mark.parametrize("count", [20, 90])  # fewer and more images than random features
+def test_held_out_errors_are_those_of_each_classifier(count: int) -> None:
+    rng = np.random.default_rng(5)
+    phi, onehot = rng.normal(size=(count, WIDTH)), np.eye(3)[rng.integers(0, 3, count)]
+    other, other_onehot = rng.normal(size=(11, WIDTH)), np.eye(3)[rng.integers(0, 3, 11)]
+    strengths = (1e-3, 1.0, 1e3)
+    expected = []
+    for r in strengths:
+        weight = np.linalg.solve(phi.T @ phi + r * np.eye(WIDTH), phi.T @ onehot)
+        expected.append(((other @ weight - other_onehot) ** 2).sum())
+    tensors = [torch.from_numpy(part) for part in (phi, onehot, other, other_onehot)]
+    assert held_out_errors(*tensors, strengths) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_strength_can_be_given() -> None:
+    features, columns = images(80, 3)
+    made = ridge(3)
+    made.add(features, columns)
+    made.solve_with(2.5)
+    phi = random_features(made, features)
+    expected = np.linalg.solve(phi.T @ phi + 2.5 * np.eye(WIDTH), phi.T @ np.eye(3)[columns])
+    assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()

@@ -6,7 +6,7 @@ that never changes, so its sums over images are exact however many tasks follow.
 
     log p(c | x, k) s^k(x)  +  ridge_weight * log softmax(t S(x))_c
 
-with MORE's score (Eq. 7) on the left, the ridge classifier's outputs S on the right, and their temperature 1/t chosen on
+with MORE's score (Eq. 7) on the left and the ridge classifier's outputs S on the right. Their sharpness t is chosen on
 the memory, each image left out of the sums in closed form. How well an image is known is MORE's largest score.
 
 - Features: those of the class token and the mean of the patches before the last block, (2 D). The mean costs no
