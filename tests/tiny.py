@@ -70,7 +70,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def learner_of(cls: type[Learner], **settings: Any) -> Any:
     """A learner of class ``cls`` with the settings given and few others changed: 16 px, one epoch."""
     small = {"image_size": 16, "bottleneck": 4, "epochs": 1, "batch_size": 8, "device": "cpu"}
-    return cls(cls.Config.parse(small | settings))
+    return cls(cls.Config.parse(cls.Config.choose(small) | settings))
 
 
 def images_of(*classes: int, each: int = 8) -> tuple[Images, list[int]]:

@@ -24,6 +24,8 @@ class MethodInfo:
 
 GROUPS = {
     "paper": "MORE and the methods its paper compares with",
+    "later": "other methods, most of them later",
+    "ours": "ours",
     "frozen": "the frozen backbone alone",
     "bound": "bounds and reference",
 }
@@ -43,6 +45,11 @@ _METHODS = (
     MethodInfo("ncm", "NCM", "ncm.Ncm", "frozen", "nearest class mean", trains=False),
     MethodInfo("csc", "CSC", "csc.Csc", "frozen", "cosine similarity classifier", trains=False),
     MethodInfo("more", "MORE", "more.More", "paper", "multi-head model with out-of-distribution replay (CoLLAs 2022)"),
+    MethodInfo("slda", "SLDA", "slda.Slda", "later", "streaming linear discriminant analysis (2020)", trains=False),
+    MethodInfo(
+        "ranpac", "RanPAC", "ranpac.Ranpac", "later", "random projections and a ridge classifier (NeurIPS 2023)"
+    ),
+    MethodInfo("morerp", "MORE-RP", "morerp.Morerp", "ours", "MORE and a ridge classifier over all classes"),
     MethodInfo("joint", "Joint", "joint.Joint", "bound", "joint training on all data: the upper bound"),
     MethodInfo("single", "Single", "single.Single", "bound", "one model per task: the reference for forward transfer"),
 )

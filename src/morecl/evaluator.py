@@ -12,10 +12,9 @@ from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
 from morecl.records import Roc
+from morecl.scoring import CachedFeatures
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from torch import Tensor
-
     from morecl.methods import Learner
 
 
@@ -42,15 +41,23 @@ class Evaluator:
 
     def __init__(self, learner: Learner, stream: TaskStream):
         """``learner`` may know the classes of ``stream`` by their names or by their labels."""
-        self.learner = learner
+        self._learner = learner
         self._label: dict[Hashable, int] = {}
         for label, name in enumerate(stream.dataset.classes):
             self._label |= {name: label, label: label}
         tasks = list(stream)
-        self.tokens = learner.prepare(np.concatenate([task.x_test for task in tasks]))
+        self.features = CachedFeatures(learner, learner.prepare(np.concatenate([task.x_test for task in tasks])))
         self.labels = np.concatenate([task.y_test for task in tasks])
         self.task_of_image = np.repeat(np.arange(len(tasks)), [len(task.y_test) for task in tasks])
-        self._features: dict[str, Tensor] = {}
+
+    @property
+    def learner(self) -> Learner:
+        """The learner that is measured. Another one may take over whose networks of the same name are the same."""
+        return self._learner
+
+    @learner.setter
+    def learner(self, learner: Learner) -> None:
+        self._learner = self.features.learner = learner
 
     def after_task(self, index: int) -> Step:
         """Measure after tasks 0..index: accuracy on their images, detection of all later images as unknown.
@@ -59,11 +66,8 @@ class Evaluator:
             DivergedError: some scores are not finite.
         """
         learner = self.learner
-        self._features = {
-            name: self._features[name] if name in self._features else learner.embed(self.tokens, name)
-            for name in learner.networks()
-        }
-        output = learner.score(list(self._features.values()))
+        output = learner.answer(self.features)
+        self.features.forget_unasked()
         scores = output.scores.double().cpu().numpy()  # (N, C)
         if not np.isfinite(scores).all():
             raise DivergedError(

@@ -67,6 +67,62 @@ class LearnedTask:
         return self._learner.prepare(self.memory.images)
 
 
+class Features:
+    """Features of N images under the networks of a learner, computed when a rule asks for them."""
+
+    def __init__(self, learner: Learner, tokens: Tokens, *, few: bool = True):
+        """``few``: all networks may be computed in one pass; the last of many images go the way of the others."""
+        self.device = learner.device
+        self.learner, self._tokens, self._few = learner, tokens, few
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __call__(self, network: str, rows: Tensor | None = None) -> Tensor:
+        """Of all images, (N, D), or of the images ``rows`` (B,) alone, (B, D)."""
+        tokens = self._tokens if rows is None else self._tokens.take(rows)
+        return self.learner.embed(tokens, network)
+
+    def all(self) -> list[Tensor]:
+        """Under each of ``learner.networks()``."""
+        if self._few:
+            return self.learner.embed_all(self._tokens)
+        return [self(network) for network in self.learner.networks()]
+
+
+class CachedFeatures(Features):
+    """Features that are computed once per image and network, as long as the network keeps its name."""
+
+    def __init__(self, learner: Learner, tokens: Tokens):
+        super().__init__(learner, tokens, few=False)
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}  # network -> features (N, D), which rows are computed (N,)
+        self._asked: set[str] = set()
+
+    def __call__(self, network: str, rows: Tensor | None = None) -> Tensor:
+        self._asked.add(network)
+        wanted = torch.arange(len(self), device=self.device) if rows is None else rows
+        if network not in self._kept:
+            first = super().__call__(network, rows)
+            empty = first.new_zeros(len(self), first.shape[1])
+            self._kept[network] = empty, torch.zeros(len(self), dtype=torch.bool, device=self.device)
+            self._keep(network, wanted, first)
+        features, done = self._kept[network]
+        missing = wanted[~done[wanted]]
+        if len(missing):
+            self._keep(network, missing, super().__call__(network, missing))
+        return features[wanted]
+
+    def forget_unasked(self) -> None:
+        """Drop the features of networks that were not asked for since the last call."""
+        self._kept = {network: kept for network, kept in self._kept.items() if network in self._asked}
+        self._asked.clear()
+
+    def _keep(self, network: str, rows: Tensor, features: Tensor) -> None:
+        kept, done = self._kept[network]
+        kept[rows] = features
+        done[rows] = True
+
+
 class Rule(nn.Module, ABC):
     """From features to scores. Trains no network.
 
@@ -89,6 +145,10 @@ class Rule(nn.Module, ABC):
     @abstractmethod
     def score(self, features: Sequence[Tensor]) -> Output:
         """Scores from the features (N, D) under each of ``learner.networks()``. Called without gradients."""
+
+    def answer(self, features: Features) -> Output:
+        """Scores of N images. A rule that need not ask every network about every image overrides this."""
+        return self.score(features.all())
 
 
 class MaximumSoftmax(Rule):

@@ -31,6 +31,7 @@ app = typer.Typer(
 
 app.command()(run.run)
 app.command()(run.resume)
+app.command()(run.rescore)
 app.command()(suite.suite)
 app.command()(suite.tune)
 app.command()(report.report)

@@ -84,6 +84,31 @@ def resume(folder: Annotated[Path, typer.Argument(help="Folder of an interrupted
     _display(title, folder, lambda watcher: runs.resume(folder, watcher))
 
 
+def rescore(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run made with --keep-checkpoints.")],
+    method: Annotated[
+        str | None, typer.Option(help="A method that uses the same networks (see its page); else the run's own.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the answers; repeatable.")
+    ] = None,
+) -> None:
+    """Score the networks of a finished run by another rule, without training; leave a record beside the first."""
+    from morecl import run as runs
+    from morecl.cli.display import watching
+    from morecl.cli.summary import print_summary
+
+    settings = options.settings_from(set_)
+    console = output_console()
+    try:
+        with watching(console, f"rescoring by {method or 'its own method'}") as watcher:
+            out, record = runs.rescore(folder, method, settings, watcher)
+    except KeyboardInterrupt:
+        exit_interrupted("nothing was written")
+    print_summary([record], console)
+    console.print(f"record: {escape(str(out / 'result.json'))}", soft_wrap=True)
+
+
 def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
     """Call ``work(watcher)`` under a live display and show its result; on ctrl-C say how to continue."""
     from morecl.cli.display import watching

@@ -39,7 +39,7 @@ from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
-from morecl.scoring import LearnedTask, Output, Rule
+from morecl.scoring import Features, LearnedTask, Output, Rule
 from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
 
@@ -122,7 +122,7 @@ class Learner(TrainingTools, ABC):
 
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
         """Features under each of :meth:`networks`; methods that can compute all at once override this."""
-        return self._embed_each(tokens)
+        return [self.embed(tokens, network) for network in self.networks()]
 
     def entries(self) -> dict[str, int]:
         """Numbers kept, by part, without the replay memory and what is derived from others. A method adds its own."""
@@ -217,6 +217,11 @@ class Learner(TrainingTools, ABC):
     def score(self, features: Sequence[Tensor]) -> Output:
         """Scores from the features of :meth:`networks`."""
         return self.rule.score(features)
+
+    @torch.no_grad()
+    def answer(self, features: Features) -> Output:
+        """Scores of the images whose ``features`` these are."""
+        return self.rule.answer(features)
 
     def task_of_column(self) -> NDArray[np.int64]:
         """The task of each class, in the order of ``classes``."""
@@ -342,12 +347,8 @@ class Learner(TrainingTools, ABC):
         if not self.checked_images:
             return
         index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
-        features = self._embed_each(self.prepare(task.images[index]))
-        require_finite(task.index, features)
-        require_finite(task.index, vars(self.score(features)).values())
-
-    def _embed_each(self, tokens: Tokens) -> list[Tensor]:
-        return [self.embed(tokens, network) for network in self.networks()]
+        output = self.answer(Features(self, self.prepare(task.images[index]), few=False))
+        require_finite(task.index, vars(output).values())
 
     def _chunks(self, images: Any, on_error: OnError = "raise") -> Iterator[Chunk]:
         return chunks(images, self.eval_batch_size, self.backbone.input.resize, on_error)
@@ -356,9 +357,8 @@ class Learner(TrainingTools, ABC):
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
         for chunk in self._chunks(images, on_error):
-            tokens = self.prepare(chunk.images)
-            # the remainder of many images is computed as they are, not as few images are
-            yield chunk, self.score(self._embed_each(tokens) if chunk.first else self.embed_all(tokens))
+            features = Features(self, self.prepare(chunk.images), few=not chunk.first)
+            yield chunk, self.answer(features)
 
     def _answer(self, chunk: Chunk, output: Output) -> Prediction:
         labels: list[Any] = [None] * chunk.count

@@ -146,7 +146,7 @@ class MaskedLearner(Learner):
     def embed(self, tokens: Tokens, network: str) -> Tensor:
         """Features h(x, k) under the rounded masks and the norms of task k."""
         net = self.tasks[int(network)]
-        adapters = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
+        adapters = self._adapters_of(net)
         return self._in_batches(tokens, lambda x: self._trunk(x, net.norms, adapters, self.body))
 
     @torch.no_grad()
@@ -166,6 +166,9 @@ class MaskedLearner(Learner):
     def _heads(self) -> list[Callable[[Tensor], Tensor]]:
         """The head of each task's network."""
         return [net.head for net in self.tasks]
+
+    def _adapters_of(self, net: MaskedTask) -> AdapterWeights:
+        return AdapterWeights(*(part[:, 0] for part in self._folded([net])))
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
         return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])

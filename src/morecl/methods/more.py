@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl import gaussian
-from morecl.config import SCORING
+from morecl.config import SCORING, SgdConfig
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedConfig, MaskedLearner, MaskedTask
@@ -119,21 +119,22 @@ class MoreRule(Rule):
         self._tasks, self.temperature, self.c = tasks, temperature, c
 
     def score(self, features: Sequence[Tensor]) -> Output:
-        scores, probabilities = [], []
-        for net, z in zip(self._tasks(), features, strict=True):
-            logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
-            p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
-            probabilities.append(p)
-            if self.c is not None:
-                p = p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
-            scores.append(p)
-        joined = torch.cat(scores, 1)
-        return Output(joined, torch.cat(probabilities, 1), joined.amax(1))
+        of_tasks = [self._of_task(net, z) for net, z in zip(self._tasks(), features, strict=True)]
+        probabilities, scores = (torch.cat(parts, 1) for parts in zip(*of_tasks, strict=True))
+        return Output(scores, probabilities, scores.amax(1))
+
+    def _of_task(self, net: MoreTask, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities and scores of a task's classes, (N, C_k) each, from the features (N, D) under its network."""
+        logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
+        p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
+        if self.c is None:
+            return p, p
+        return p, p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
 
 
 class More(MaskedLearner):
     name: ClassVar[str] = "more"
-    Config = MoreConfig
+    Config: ClassVar[type[SgdConfig]] = MoreConfig
     config: MoreConfig
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:

@@ -162,9 +162,9 @@ class TrainingTools:
     # ---- features and time ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D)."""
-        parts = [torch.empty(0, self.network.dim, device=self.device)]
+    def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor], width: int | None = None) -> Tensor:
+        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D), or (N, ``width``)."""
+        parts = [torch.empty(0, width or self.network.dim, device=self.device)]
         for start in range(0, len(tokens), self.eval_batch_size):
             parts.append(run(tokens.range(start, start + self.eval_batch_size)))
         return torch.cat(parts)

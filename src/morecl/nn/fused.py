@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,6 +100,7 @@ def trunk(
     frozen: Sequence[BlockWeights],
     heads: int,
     eps: tuple[float, float],
+    observe_last: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
     """All blocks and the last norm: tokens (B, L, D) -> the class token's features (B, D).
 
@@ -108,11 +109,12 @@ def trunk(
         adapters: 2 n adapters.
         frozen: weights of the n blocks.
         eps: of the blocks' norms and of the last norm.
+        observe_last: called with the tokens (B, L, D) that enter the last block.
     """
     adapters = _pad_bottleneck(adapters)
     needs_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in (tokens, *norms, *adapters))
     with torch.cuda.device_of(tokens):  # Triton launches on the current device
-        features: Tensor = _Trunk.apply(tokens, *norms, *adapters, frozen, heads, eps, needs_gradients)
+        features: Tensor = _Trunk.apply(tokens, *norms, *adapters, frozen, heads, eps, needs_gradients, observe_last)
     return features
 
 
@@ -166,6 +168,7 @@ class _Trunk(torch.autograd.Function):
         heads: int,
         eps: tuple[float, float],
         needs_gradients: bool,
+        observe_last: Callable[[Tensor], object] | None,
     ) -> Tensor:
         images = tokens.shape[0]
         dim = tokens.shape[2]
@@ -182,6 +185,8 @@ class _Trunk(torch.autograd.Function):
             is_last = i == len(frozen) - 1
             block_in = x
             block_in_moments = moments
+            if is_last and observe_last is not None:
+                observe_last(x.view(images, -1, dim))
 
             # attention
             qkv_weight = block["attn.qkv.weight"]
@@ -288,7 +293,7 @@ class _Trunk(torch.autograd.Function):
 
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
         d_tokens = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
-        return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None
+        return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None, None
 
 
 class _WeightGradients:

@@ -160,6 +160,7 @@ class AdaptedViT:
         *,
         compiled: bool = False,
         plain: bool = False,
+        patches: bool = False,
     ) -> Tensor:
         """Blocks and last norm: tokens (B, L, D) -> features (B, D), float32.
 
@@ -171,15 +172,20 @@ class AdaptedViT:
             compiled: run the blocks through ``torch.compile``, except a last block that computes only the class token;
                 has no effect where our own kernels are used (``kernels`` of the network, :mod:`morecl.nn.fused`).
             plain: do not use our own kernels, so that every operation can be seen from outside.
+            patches: append what :meth:`_patch_mean` tells of the patches: (B, 2 D).
         """
         norms = norms or self._norms
         parameters = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
         observed = self._adapter_observers > 0
+        last_inputs: list[Tensor] = []
+        observe_last = last_inputs.append if patches else None
         fusible = self._fused and not plain and not observed and body is None and adapters is not None
         if fusible and fused.supports_batch(prefix, cast(AdapterWeights, adapters)):
-            features = self._fused_trunk(prefix, parameters, cast(AdapterWeights, adapters))
+            features = self._fused_trunk(prefix, parameters, cast(AdapterWeights, adapters), observe_last)
         else:
-            features = self._plain_trunk(prefix, parameters, adapters, body, compiled and not observed)
+            features = self._plain_trunk(prefix, parameters, adapters, body, compiled and not observed, observe_last)
+        if patches:
+            features = torch.cat([features, self._patch_mean(last_inputs[0])], 1)
         for observer in self._feature_observers:
             observer(features)
         return features
@@ -218,10 +224,23 @@ class AdaptedViT:
         finally:
             self._feature_observers.remove(observer)
 
-    def _fused_trunk(self, tokens: Tensor, norms: NormWeights, adapters: AdapterWeights) -> Tensor:
+    def _patch_mean(self, tokens: Tensor) -> Tensor:
+        """Mean of the patches among ``tokens`` (B, L, D) before the last block, without mean and scale: (B, D).
+
+        The last block of many ViTs computes only the class token; before it the patches come for free.
+        """
+        return F.layer_norm(tokens[:, self.vit.num_prefix_tokens :].float().mean(1), (self.dim,))
+
+    def _fused_trunk(
+        self,
+        tokens: Tensor,
+        norms: NormWeights,
+        adapters: AdapterWeights,
+        observe_last: Callable[[Tensor], object] | None,
+    ) -> Tensor:
         first = cast(Block, self.vit.blocks[0])
         eps = first.norm1.eps, getattr(self.vit, self.last_norm).eps
-        return fused.trunk(tokens, norms, adapters, self._frozen, first.attn.num_heads, eps).float()
+        return fused.trunk(tokens, norms, adapters, self._frozen, first.attn.num_heads, eps, observe_last).float()
 
     def _plain_trunk(
         self,
@@ -230,6 +249,7 @@ class AdaptedViT:
         adapters: AdapterWeights | None,
         body: VisionTransformer | None,
         compiled: bool,
+        observe_last: Callable[[Tensor], object] | None,
     ) -> Tensor:
         weights, biases = (part.to(self.dtype).unbind(0) for part in norms)
         parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
@@ -246,6 +266,8 @@ class AdaptedViT:
                 state[f"norm{branch + 1}.bias"] = biases[place]
                 for name, part in zip(AdapterWeights._fields, parts, strict=False):
                     state[f"ls{branch + 1}.1.{name}"] = part[place]
+            if observe_last and i == self.depth - 1:
+                observe_last(x)
             if self._last_block and i == self.depth - 1:
                 x = _run_block(self._last_block, {f"block.{name}": value for name, value in state.items()}, x)
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,6 +56,13 @@ class Tokens:
         if self.cache is not None:
             return self.cache[start:stop]
         return self._compute(self.images[start:stop])
+
+    def take(self, rows: Tensor) -> Tokens:
+        """Those of the images ``rows`` (B,) alone."""
+        taken = copy.copy(self)
+        taken.images = self.images.index_select(0, rows.to(self.images.device))
+        taken.cache = None if self.cache is None else self.cache.index_select(0, rows)
+        return taken
 
     @torch.no_grad()
     def _compute(self, images: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ Files of a run's folder (see ``folder``):
   ``keep_checkpoints`` is set). A killed run resumes from the newest.
 - ``model/``: the learner after the last task.
 - ``result.json``: the record; written last.
+- ``rescored-RULE/``: record and model of the same networks with another rule (``rescore``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from morecl.run.watcher import Watcher
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from morecl.run.launch import resume, start
+    from morecl.run.rescoring import rescore
 
 __all__ = [
     "RESULT",
@@ -34,12 +36,14 @@ __all__ = [
     "Watcher",
     "default_folder",
     "read_request",
+    "rescore",
     "resume",
     "start",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("start", "resume"):
-        return getattr(importlib.import_module("morecl.run.launch"), name)
+    homes = {"start": "launch", "resume": "launch", "rescore": "rescoring"}
+    if name in homes:
+        return getattr(importlib.import_module(f"morecl.run.{homes[name]}"), name)
     raise AttributeError(f"module 'morecl.run' has no attribute {name!r}")

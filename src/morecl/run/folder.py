@@ -13,6 +13,7 @@ RUN = "run.json"
 RESULT = "result.json"
 PROGRESS = "progress.json"
 MODEL = "model"
+RESCORED = "rescored-"
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _LEFTOVER = re.compile(r"\.(run\.json|result\.json|checkpoint-\d+|model)\..*(tmp|old)")
@@ -32,6 +33,11 @@ def default_folder(root: Path, benchmark: str, method: str, order: str, seed: in
 def checkpoint_folder(out: Path, tasks: int) -> Path:
     """Where the checkpoint after ``tasks`` tasks goes."""
     return out / f"checkpoint-{tasks}"
+
+
+def rescored_folder(out: Path, variant: str) -> Path:
+    """Where the record and the model of the run's networks with another rule go."""
+    return out / f"{RESCORED}{variant}"
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -58,7 +64,7 @@ def clear(out: Path) -> None:
     """Remove the files of an earlier run, and nothing else."""
     remove_leftovers(out)
     for path in out.iterdir():
-        if path.is_dir() and (path.name == MODEL or _CHECKPOINT.fullmatch(path.name)):
+        if path.is_dir() and (path.name == MODEL or path.name.startswith(RESCORED) or _CHECKPOINT.fullmatch(path.name)):
             shutil.rmtree(path)
         elif path.name in (RUN, RESULT):
             path.unlink()

@@ -40,7 +40,7 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     sizes = config.model_dump() | {"folder_size": run.recipe.folder_size}
     with sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
         learner = create(request.method, **run.settings)
-        stream = _build_stream(run, learner)
+        stream = build_task_stream(run, learner)
         request = request.model_copy(update={"plan": run.plan})
         with claimed(out):
             refuse_taken(out, overwrite)  # another process may have been faster
@@ -73,13 +73,13 @@ def _resume(out: Path, watcher: Watcher) -> Record:
     saved = checkpoints(out)
     measured = Measurements.read(saved[-1] / PROGRESS) if saved else Measurements()
     learner = checkpoint.load(saved[-1]) if saved else create(request.method, **run.settings)
-    stream = _build_stream(run, learner)
-    _refuse_changed(run, learner, stream, measured, out)
+    stream = build_task_stream(run, learner)
+    refuse_changed(run, learner, stream, measured, out)
     remove_leftovers(out)
     return learn_stream(request, learner, stream, out, measured, watcher)
 
 
-def _refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measured: Measurements, out: Path) -> None:
+def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measured: Measurements, out: Path) -> None:
     """Raise :class:`InputError` if the run would continue with something other than it began with."""
     request = run.request
     same = {"recipe": run.plan == run.current_plan}
@@ -95,7 +95,7 @@ def _refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, meas
         )
 
 
-def _build_stream(run: ResolvedRun, learner: Learner) -> TaskStream:
+def build_task_stream(run: ResolvedRun, learner: Learner) -> TaskStream:
     """The tasks. Images of a user's folder are stored at the recipe's size or else at the backbone's input size."""
     request = run.request
     return build_stream(

@@ -1,0 +1,176 @@
+"""Ridge regression on random features: a linear classifier over all classes whose sums stay exact as classes arrive.
+
+Features z (D,) are projected to m random features, phi(z) = relu(z R / s), with R (D, m) standard normal and s the
+standard deviation of the first features added. With G = sum phi phi^T (m, m) and Q = sum phi y^T (m, C), y one-hot,
+
+    W = (G + r I)^-1 Q,    outputs = phi(z) W.
+
+Sums do not care in which order or in how many tasks the images came, so W is what all images at once would give, as
+long as the features z of an image never change (McDonnell et al., RanPAC, NeurIPS 2023).
+
+Strength r and the temperature that turns outputs into probabilities are chosen by leaving out one image at a time, in
+closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its outputs without itself in the sums are
+
+    (phi^T W - h y) / (1 - h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
+SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
+CHUNK = 4096  # images whose random features are held at once
+
+
+class LeftOut(NamedTuple):
+    """One strength: its weights W (m, C), and the outputs (N, C) of each image left out."""
+
+    weight: Tensor
+    outputs: Tensor
+
+
+class Ridge(nn.Module):
+    """The sums, and the classifier that :meth:`solve` makes from them.
+
+    ``gram`` holds the upper triangle of G, row after row, m (m + 1) / 2 numbers in float64: half of what G takes.
+    """
+
+    projection: Tensor
+    scale: Tensor
+    gram: Tensor
+    cross: Tensor
+    weight: Tensor
+    sharpness: Tensor
+
+    def __init__(self, dim: int, width: int, generator: torch.Generator):
+        """``width``: m. ``generator`` draws R on the CPU, so it is the same on every device and need not be saved."""
+        super().__init__()
+        self.width = width
+        self.register_buffer("projection", torch.randn(dim, width, generator=generator), persistent=False)
+        self.register_buffer("scale", torch.zeros((), dtype=torch.float64))  # 0: nothing was added yet
+        self.register_buffer("gram", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
+        self.register_buffer("cross", torch.zeros(width, 0, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros(width, 0))
+        self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
+
+    @property
+    def classes(self) -> int:
+        return self.cross.shape[1]
+
+    def grow(self, classes: int) -> None:
+        """Make room for ``classes`` more."""
+        self.cross = F.pad(self.cross, (0, classes))
+        self.weight = F.pad(self.weight, (0, classes))
+
+    def clear(self) -> None:
+        """Forget all images; room for the classes stays."""
+        for part in (self.scale, self.gram, self.cross):
+            part.zero_()
+
+    def random_features(self, features: Tensor) -> Tensor:
+        """phi: (N, D) -> (N, m), float32."""
+        return F.relu(features.float() @ self.projection / self.scale.float())
+
+    @torch.no_grad()
+    def add(self, features: Tensor, columns: Tensor, weights: Tensor | None = None) -> None:
+        """Add images to the sums: ``features`` (N, D), ``columns`` (N,) on the same device, ``weights`` (N,) or 1."""
+        if not len(features):
+            return
+        if self.scale == 0:
+            spread = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
+            self.scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+        if weights is None:
+            weights = torch.ones(len(features), device=features.device)
+        gram = unpacked(self.gram, self.width)
+        for z, column, w in zip(features.split(CHUNK), columns.split(CHUNK), weights.split(CHUNK), strict=True):
+            phi = self.random_features(z).double()  # (n, m)
+            weighted = phi * w.double()[:, None]
+            gram.addmm_(phi.mT, weighted)
+            self.cross.addmm_(weighted.mT, F.one_hot(column, self.classes).double())
+        self.gram.copy_(packed(gram))
+
+    @torch.no_grad()
+    def solve(self, features: Tensor, columns: Tensor, weights: Tensor | None = None) -> None:
+        """Make the classifier. Strength and sharpness are those that serve these images best, each left out in turn.
+
+        The images, (N, D) and (N,), must be among those added, with the same ``weights``.
+        """
+        if weights is None:
+            weights = torch.ones(len(features), device=features.device)
+        onehot = F.one_hot(columns, self.classes).double()
+        gram = unpacked(self.gram, self.width)
+        unit = gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+        phi = self.random_features(features).double()
+        tried = [self._left_out(gram, float(r * unit), phi, onehot, weights.double()) for r in STRENGTHS]
+        errors = [float((one.outputs - onehot).square().sum()) for one in tried]
+        best = tried[min(range(len(tried)), key=errors.__getitem__)]
+        self.weight.copy_(best.weight)
+        self.sharpness.fill_(best_sharpness(best.outputs, columns))
+
+    @torch.no_grad()
+    def solve_with(self, strength: float) -> None:
+        """Make the classifier with this strength r; the sharpness stays as it is."""
+        regular = unpacked(self.gram, self.width)
+        regular.diagonal().add_(strength)
+        solution, failed = torch.linalg.solve_ex(regular, self.cross)
+        self.weight.copy_(torch.linalg.lstsq(regular, self.cross).solution if failed else solution)
+
+    def _left_out(self, gram: Tensor, strength: float, phi: Tensor, onehot: Tensor, weights: Tensor) -> LeftOut:
+        regular = gram.clone()
+        regular.diagonal().add_(strength)
+        lower = torch.linalg.cholesky(regular)
+        weight = torch.cholesky_solve(self.cross, lower)
+        own = weights * torch.linalg.solve_triangular(lower, phi.mT, upper=False).square().sum(0)  # h, (N,)
+        outputs = (phi @ weight - own[:, None] * onehot) / (1 - own).clamp(min=1e-9)[:, None]
+        return LeftOut(weight, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Outputs of all classes: (N, D) -> (N, C), float64."""
+        parts = [self.random_features(z) @ self.weight for z in features.split(CHUNK)]
+        return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
+
+    def log_probabilities(self, features: Tensor) -> Tensor:
+        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64."""
+        return (self.sharpness * self(features)).log_softmax(1)
+
+
+def best_sharpness(outputs: Tensor, columns: Tensor) -> float:
+    """The value of ``SHARPNESS`` with the least cross-entropy of softmax(value * outputs). (N, C), (N,)"""
+    losses = [float(F.cross_entropy(value * outputs, columns)) for value in SHARPNESS]
+    return SHARPNESS[min(range(len(losses)), key=losses.__getitem__)]
+
+
+def held_out_errors(
+    phi: Tensor, onehot: Tensor, other_phi: Tensor, other_onehot: Tensor, strengths: Sequence[float]
+) -> list[float]:
+    """Squared error on other images, (k, m) and (k, C), of the classifier of n images, (n, m) and (n, C), per strength.
+
+    One eigendecomposition serves all strengths, of the smaller of phi phi^T and phi^T phi: in the first case
+    W = phi^T (phi phi^T + r I)^-1 Y.
+    """
+    dual = len(phi) < phi.shape[1]
+    values, vectors = torch.linalg.eigh(phi @ phi.mT if dual else phi.mT @ phi)
+    left = other_phi @ (phi.mT @ vectors if dual else vectors)  # (k, n or m)
+    right = vectors.mT @ (onehot if dual else phi.mT @ onehot)
+    values = values.clamp(min=0)
+    return [float((left @ (right / (values + r)[:, None]) - other_onehot).square().sum()) for r in strengths]
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric (m, m), row after row: (m (m + 1) / 2,)."""
+    return torch.cat([row[i:] for i, row in enumerate(matrix.unbind())])
+
+
+def unpacked(triangle: Tensor, width: int) -> Tensor:
+    """The symmetric (m, m) of :func:`packed`."""
+    matrix = triangle.new_zeros(width, width)
+    for i, row in enumerate(triangle.split(list(range(width, 0, -1)))):
+        matrix[i, i:] = row
+    upper = matrix.triu(1)
+    return matrix + upper.mT

@@ -1,0 +1,155 @@
+"""The ridge classifier against independent float64 computations with NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from morecl.random import generator
+from morecl.ridge import STRENGTHS, Ridge, best_sharpness, held_out_errors, packed, unpacked
+
+DIM, WIDTH = 6, 40
+
+
+def images(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    columns = rng.permutation(np.arange(count) % classes)
+    features = rng.normal(size=(classes, DIM))[columns] + 0.7 * rng.normal(size=(count, DIM))
+    return torch.from_numpy(features).float(), torch.from_numpy(columns)
+
+
+def ridge(classes: int) -> Ridge:
+    made = Ridge(DIM, WIDTH, generator(0, "ridge"))
+    made.grow(classes)
+    return made
+
+
+def random_features(made: Ridge, features: torch.Tensor) -> np.ndarray:
+    """phi, from float32 products (as the classifier has them) to float64."""
+    return np.maximum(features.numpy() @ made.projection.numpy() / np.float32(made.scale), 0).astype(np.float64)
+
+
+def solved(phi: np.ndarray, columns: np.ndarray, classes: int, strength: float) -> np.ndarray:
+    """W of all images at once."""
+    onehot = np.eye(classes)[columns]
+    gram = phi.T @ phi
+    return np.linalg.solve(gram + strength * gram.diagonal().mean() * np.eye(phi.shape[1]), phi.T @ onehot)
+
+
+def left_out(phi: np.ndarray, columns: np.ndarray, classes: int, strength: float) -> np.ndarray:
+    """Outputs of each image by a classifier that was solved without it, with the strength of all."""
+    onehot, unit = np.eye(classes)[columns], (phi**2).sum(0).mean()
+    rows = []
+    for i in range(len(phi)):
+        rest = np.delete(np.arange(len(phi)), i)
+        gram = phi[rest].T @ phi[rest] + strength * unit * np.eye(phi.shape[1])
+        rows.append(phi[i] @ np.linalg.solve(gram, phi[rest].T @ onehot[rest]))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 5])
+def test_weights_are_those_of_all_images_at_once(tasks: int) -> None:
+    features, columns = images(200, 5)
+    made = ridge(0)
+    for k in range(tasks):
+        first, last = 5 * k // tasks, 5 * (k + 1) // tasks
+        made.grow(last - first)
+        own = (columns >= first) & (columns < last)
+        made.add(features[own], columns[own])
+    made.solve(features, columns)
+    phi = random_features(made, features)
+    errors = [((left_out(phi, columns.numpy(), 5, r) - np.eye(5)[columns]) ** 2).sum() for r in STRENGTHS]
+    expected = solved(phi, columns.numpy(), 5, STRENGTHS[int(np.argmin(errors))])
+    assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_sums_do_not_depend_on_order_or_pieces() -> None:
+    features, columns = images(150, 3)
+    whole, pieces = ridge(3), ridge(3)
+    whole.add(features, columns)
+    order = np.random.default_rng(1).permutation(150)
+    pieces.scale.copy_(whole.scale)
+    for part in np.array_split(order, 7):
+        pieces.add(features[part], columns[part])
+    assert torch.allclose(whole.gram, pieces.gram, rtol=1e-12, atol=1e-9)
+    assert torch.allclose(whole.cross, pieces.cross, rtol=1e-12, atol=1e-9)
+
+
+def test_sharpness_is_chosen_on_images_left_out() -> None:
+    features, columns = images(120, 4, seed=3)
+    made = ridge(4)
+    made.add(features, columns)
+    made.solve(features, columns)
+    phi = random_features(made, features)
+    tried = {r: left_out(phi, columns.numpy(), 4, r) for r in STRENGTHS}
+    best = min(tried, key=lambda r: float(((tried[r] - np.eye(4)[columns]) ** 2).sum()))
+    assert float(made.sharpness) == best_sharpness(torch.from_numpy(tried[best]), columns)
+    inside = best_sharpness(torch.from_numpy(phi @ made.weight.numpy()).double(), columns)
+    assert inside > float(made.sharpness)  # images that are in the sums look surer than they are
+
+
+def test_weights_count_images_several_times() -> None:
+    features, columns = images(60, 3)
+    doubled, weighted = ridge(3), ridge(3)
+    doubled.add(features, columns)
+    doubled.add(features, columns)
+    weighted.add(features, columns, torch.full((60,), 2.0))
+    assert torch.allclose(doubled.gram, weighted.gram, rtol=1e-12)
+    assert torch.allclose(doubled.cross, weighted.cross, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["one image", "one class", "equal images", "200 classes"])
+def test_small_and_large_cases(case: str) -> None:
+    features, columns = images(400, 200) if case == "200 classes" else images(20, 1)
+    if case == "one image":
+        features, columns = features[:1], columns[:1]
+    if case == "equal images":
+        features = torch.zeros_like(features)
+    made = ridge(200 if case == "200 classes" else 1)
+    made.add(features, columns)
+    made.solve(features, columns)
+    outputs = made(features)
+    assert outputs.shape == (len(features), made.classes)
+    assert outputs.isfinite().all() and made.log_probabilities(features).isfinite().all()
+
+
+def test_the_classifier_comes_back_from_its_state() -> None:
+    features, columns = images(100, 4)
+    made, again = ridge(4), ridge(4)
+    made.add(features, columns)
+    made.solve(features, columns)
+    assert "projection" not in made.state_dict()
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again(features), made(features))
+
+
+def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:
+    matrix = torch.randn(7, 7, dtype=torch.float64)
+    matrix = matrix + matrix.mT
+    assert packed(matrix).shape == (28,)
+    assert torch.equal(unpacked(packed(matrix), 7), matrix)
+
+
+@pytest.mark.parametrize("count", [20, 90])  # fewer and more images than random features
+def test_held_out_errors_are_those_of_each_classifier(count: int) -> None:
+    rng = np.random.default_rng(5)
+    phi, onehot = rng.normal(size=(count, WIDTH)), np.eye(3)[rng.integers(0, 3, count)]
+    other, other_onehot = rng.normal(size=(11, WIDTH)), np.eye(3)[rng.integers(0, 3, 11)]
+    strengths = (1e-3, 1.0, 1e3)
+    expected = []
+    for r in strengths:
+        weight = np.linalg.solve(phi.T @ phi + r * np.eye(WIDTH), phi.T @ onehot)
+        expected.append(((other @ weight - other_onehot) ** 2).sum())
+    tensors = [torch.from_numpy(part) for part in (phi, onehot, other, other_onehot)]
+    assert held_out_errors(*tensors, strengths) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_strength_can_be_given() -> None:
+    features, columns = images(80, 3)
+    made = ridge(3)
+    made.add(features, columns)
+    made.solve_with(2.5)
+    phi = random_features(made, features)
+    expected = np.linalg.solve(phi.T @ phi + 2.5 * np.eye(WIDTH), phi.T @ np.eye(3)[columns])
+    assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()

@@ -1,0 +1,122 @@
+"""MORE-RP: MORE's networks, a ridge classifier whose sums are exact, few networks asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from morecl.methods.more import More
+from morecl.methods.morerp import Morerp
+from morecl.scoring import Features
+from tiny import learner_of, teach
+
+STREAM = ((0, 1), (2, 3), (4,), (5, 6), (7, 8))
+
+
+def morerp(**settings: Any) -> Any:
+    return learner_of(Morerp, memory_size=20, projection=60, **settings)
+
+
+def images(count: int = 24) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+
+
+def test_the_networks_are_mores() -> None:
+    ours, mores = teach(morerp(), *STREAM), teach(learner_of(More, memory_size=20), *STREAM)
+    for key, value in mores.model.state_dict().items():
+        assert torch.equal(value, ours.model.state_dict()[key]), key
+    assert np.array_equal(ours.features(images(), 2), mores.features(images(), 2))
+
+
+def test_known_is_mores_largest_score_if_all_networks_are_asked() -> None:
+    ours, mores = teach(morerp(asked=None), *STREAM), teach(learner_of(More, memory_size=20), *STREAM)
+    assert np.allclose(-ours.predict(images()).ood_score, np.log(-mores.predict(images()).ood_score), atol=1e-9)
+
+
+def test_without_weight_the_ridge_has_no_say() -> None:
+    ours, mores = teach(morerp(asked=None, ridge_weight=0), *STREAM), teach(learner_of(More, memory_size=20), *STREAM)
+    assert ours.predict(images()).labels == mores.predict(images()).labels
+
+
+def test_only_the_networks_that_the_ridge_ranks_highest_are_asked() -> None:
+    """Scores of all other tasks are below all others, and the number of passes does not grow with the tasks."""
+    learner = teach(morerp(asked=2), *STREAM)
+    seen: list[int] = []
+    with learner.network.observe_features(lambda features: seen.append(len(features))):
+        scores = learner.scores(images())
+    task = learner.task_of_column()
+    answered = np.stack([(scores[:, task == k] > -1000).all(1) for k in range(len(STREAM))], 1)
+    assert (answered.sum(1) == 2).all()
+    assert sum(seen) == len(images()) * (1 + 2)
+    ridge = learner.rule.ridge.log_probabilities(learner.embed(learner.prepare(images()), learner.rule.network))
+    by_task = np.stack([ridge[:, task == k].logsumexp(1).numpy() for k in range(len(STREAM))], 1)
+    best = np.sort(np.argsort(-by_task, 1)[:, :2], 1)
+    assert np.array_equal(best, np.stack([np.flatnonzero(row) for row in answered]))
+
+
+def test_asking_all_or_enough_networks_is_the_same() -> None:
+    some, every = (teach(morerp(asked=asked), *STREAM) for asked in (len(STREAM), None))
+    assert np.array_equal(some.scores(images()), every.scores(images()))
+
+
+def test_sums_are_those_of_all_images_under_the_first_network() -> None:
+    from tiny import images_of
+
+    learner = teach(morerp(), *STREAM)
+    assert learner.rule.network == "patches 0"
+    parts = [images_of(*classes) for classes in STREAM]
+    z = torch.cat([learner.embed(learner.prepare(x), "patches 0") for x, _ in parts])
+    assert z.shape[1] == 2 * learner.network.dim
+    phi = learner.rule.ridge.random_features(z).double().numpy()
+    columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
+    cross = phi.T @ np.eye(len(learner.classes))[columns]
+    assert np.allclose(learner.rule.ridge.cross.numpy(), cross, rtol=1e-9, atol=1e-6)
+
+
+def test_a_small_first_task_hands_over_to_a_larger_one() -> None:
+    """One class adapts nothing: the classifier moves to the network of a task with twice as many classes and more."""
+    learner = teach(morerp(), (0,), (1, 2, 3))
+    assert learner.rule.network == "patches 1"
+    teach(learner, (4, 5))
+    assert learner.rule.network == "patches 1"
+    held = learner.memory.columns
+    weights = learner.rule._weights(torch.from_numpy(held)).numpy()
+    counts = {c: 8 / (held == c).sum() for c in set(held.tolist())}
+    assert np.allclose(weights, [counts[c] if c == 0 else 1 for c in held])
+
+
+def test_tasks_of_unequal_size_are_told_apart() -> None:
+    """A head with one class wins too often by MORE's rule; the ridge classifier compares all classes."""
+    from tiny import images_of
+
+    stream = ((0, 1, 2, 3), (4,), (5, 6, 7, 8, 9), (10,))
+    x, y = images_of(*range(11), each=6)
+    accuracy = {
+        cls: np.mean(np.array(teach(learner_of(cls, memory_size=44, epochs=4), *stream).predict(x).labels) == y)
+        for cls in (More, Morerp)
+    }
+    assert accuracy[Morerp] > accuracy[More] + 0.05
+    assert accuracy[Morerp] > 0.9
+
+
+def test_mores_networks_can_be_adopted() -> None:
+    from tiny import images_of
+
+    trained, fresh = learner_of(More, memory_size=20), morerp()
+    adopted = None
+    for classes in STREAM[:3]:
+        teach(trained, classes)
+        teach(fresh, classes)
+        config = Morerp.adopted_config(trained, {"projection": 60})
+        adopted = Morerp.adopt(trained, config, before=adopted)
+        adopted.fit_rule(*images_of(*classes))
+    assert adopted is not None
+    assert np.array_equal(adopted.scores(images()), fresh.scores(images()))
+
+
+def test_an_empty_batch_and_no_memory() -> None:
+    learner = teach(learner_of(Morerp, memory_size=0, projection=40), (0, 1), (2, 3))
+    assert learner.predict(np.empty((0, 8, 8, 3), np.uint8)).labels == []
+    assert len(learner.answer(Features(learner, learner.prepare(images(2)))).known) == 2

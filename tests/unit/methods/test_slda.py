@@ -1,0 +1,37 @@
+"""SLDA: linear discriminant analysis from sums over images, whatever the tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from morecl.methods.slda import Slda
+from tiny import images_of, learner_of, teach
+
+
+def test_scores_are_those_of_discriminant_analysis() -> None:
+    learner = teach(learner_of(Slda, shrinkage=0.01), (0, 1), (2,), (3, 4))
+    parts = [images_of(*classes) for classes in ((0, 1), (2,), (3, 4))]
+    z = np.concatenate([learner.features(x) for x, _ in parts]).astype(np.float64)
+    y = np.concatenate([labels for _, labels in parts])
+    means = np.stack([z[y == c].mean(0) for c in range(5)])
+    covariance = (z - means[y]).T @ (z - means[y]) / len(z)
+    precision = np.linalg.inv(0.99 * covariance + 0.01 * np.eye(len(covariance)))
+    new = learner.features(images_of(0, 2, 4, each=3)[0]).astype(np.float64)
+    distances = [np.einsum("nd,de,ne->n", new - m, precision, new - m) for m in means]
+    expected = -0.5 * np.stack(distances, 1)  # what all classes share does not matter
+    scores = learner.scores(images_of(0, 2, 4, each=3)[0])
+    assert np.allclose(scores - scores[:, :1], expected - expected[:, :1], rtol=1e-6, atol=1e-6)
+
+
+def test_tasks_do_not_matter() -> None:
+    x, _ = images_of(0, 3, each=4)
+    rng = np.random.default_rng(0)
+    images, labels = images_of(0, 1, 2, 3)
+    at_once = learner_of(Slda)
+    order = rng.permutation(len(images))
+    at_once.learn_task(images[order], np.array(labels)[order])
+    one_by_one = learner_of(Slda)
+    for c in at_once.classes:
+        own = np.array(labels) == c
+        one_by_one.learn_task(images[own], np.array(labels)[own])
+    assert np.allclose(at_once.scores(x), one_by_one.scores(x), rtol=1e-6, atol=1e-6)
