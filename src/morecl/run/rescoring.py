@@ -90,8 +90,8 @@ def _refuse_missing(folder: Path, saved: list[Path]) -> None:
     tasks = len(Measurements.read(saved[-1] / PROGRESS).groups) if saved else None
     if tasks is None or len(saved) < tasks:
         raise InputError(
-            f"{folder} has the checkpoints of {len(saved)} of {tasks or 'its'} tasks; rescoring needs all of them: run it "
-            "again with --keep-checkpoints"
+            f"{folder} has the checkpoints of {len(saved)} of {tasks or 'its'} tasks; rescoring needs all of them: run "
+            "it again with --keep-checkpoints"
         )
 
 
