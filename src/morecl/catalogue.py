@@ -24,6 +24,7 @@ class MethodInfo:
 
 GROUPS = {
     "paper": "MORE and the methods its paper compares with",
+    "later": "methods published after MORE",
     "ours": "ours",
     "frozen": "the frozen backbone alone",
     "bound": "bounds and reference",
@@ -44,6 +45,8 @@ _METHODS = (
     MethodInfo("ncm", "NCM", "ncm.Ncm", "frozen", "nearest class mean", trains=False),
     MethodInfo("csc", "CSC", "csc.Csc", "frozen", "cosine similarity classifier", trains=False),
     MethodInfo("more", "MORE", "more.More", "paper", "multi-head model with out-of-distribution replay (CoLLAs 2022)"),
+    MethodInfo("row", "ROW", "row.Row", "later", "replay, OOD and within-task heads (ICML 2023)"),
+    MethodInfo("tpl", "TPL", "tpl.Tpl", "later", "task prediction by likelihood ratio (ICLR 2024)"),
     MethodInfo(
         "morerp",
         "MORE-RP",

@@ -22,8 +22,10 @@ from morecl.progress import EpochDone
 SCRATCH: dict[str, Any] = {"backbone": "test_vit", "image_size": 32, "pretrained": False, "freeze_backbone": False}
 TASKS = [tiny.task([0, 1], ["a", "b"], 4), tiny.task([2, 3, 4], ["c", "d", "e"], 4)]
 TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kind in range(5)])
-FIRST_TASK_ONLY = {"more", "hat", "owm", "ncm", "csc"}
-FOR_EVER = {"more", "hat", "ncm", "csc", "single"}  # the first task's network gives the same features from then on
+FIRST_TASK_ONLY = {"more", "morerp", "row", "tpl", "hat", "owm", "ncm", "csc"}
+# the first task's network gives the same features from then on
+FOR_EVER = {"more", "morerp", "row", "tpl", "hat", "ncm", "csc", "single"}
+MANY_NORMS = {"more", "morerp", "row", "tpl", "hat", "single"}  # one copy per task
 
 State = dict[str, np.ndarray]
 
@@ -166,7 +168,7 @@ def test_the_backbone_is_counted_once(method: str, lesson: Lesson) -> None:
     assert entries["backbone"] == copies * (whole - norms.weight.numel() - norms.bias.numel())
     kept = sum(value.size for key, value in tiny.snapshot(learner)["state"].items() if ".backbone." in f".{key}")
     assert entries["backbone"] == kept
-    assert entries["norms"] == norms.weight.numel() * 2 * (2 if method in ("single", "more", "hat") else 1)
+    assert entries["norms"] == norms.weight.numel() * 2 * (2 if method in MANY_NORMS else 1)
 
 
 # ---- single methods -----------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def test_joint_starts_each_task_from_the_same_weights(monkeypatch: pytest.Monkey
     assert len(starts) == 2 and all(equal(start, initial(learner)) for start in starts)
 
 
-@pytest.mark.parametrize("method", ["more", "hat"])
+@pytest.mark.parametrize("method", ["more", "row", "tpl", "hat"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_norms_start_from_those_that_the_backbone_was_trained_with(method: str, frozen: bool) -> None:
     learner = scratch(method, freeze_backbone=frozen)
