@@ -66,7 +66,7 @@ def test_replayed_images_keep_their_labels(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_training_is_nesterovs_with_weight_decay() -> None:
-    """One step from the same start, taken here by torch's own optimiser."""
+    """One step from the same start, with and without decay, differs by what torch's rule says."""
     one, other = learner(batch_size=64, weight_decay=0.01), learner(batch_size=64, weight_decay=0.0)
     one.learn_task(*FIRST)
     other.learn_task(*FIRST)
