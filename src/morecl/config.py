@@ -36,7 +36,8 @@ class LearnerConfig(BaseModel):
     )
     pretrained: bool = Field(True, description="false: start from random weights")
     freeze_backbone: bool = Field(
-        True, description="false: the backbone is trained too; by more, morerp, row, tpl, hat, owm, ncm, csc in task 1 only"
+        True,
+        description="false: the backbone is trained too; by more, morerp, row, tpl, hat, owm, ncm, csc in task 1 only",
     )
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=REPETITION)
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...", json_schema_extra=MACHINE)

@@ -39,10 +39,13 @@ def test_without_gates_it_is_torchs_sgd() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("gates", [None, [torch.ones(3)]], ids=["no gate", "open gate"])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.9, 0.05), (0.5, 0.01)])
-def test_nesterov_and_weight_decay_are_torchs(momentum: float, weight_decay: float) -> None:
+def test_nesterov_and_weight_decay_are_torchs(
+    momentum: float, weight_decay: float, gates: list[torch.Tensor] | None
+) -> None:
     ours, theirs = parameter(1.0, -2.0, 3.0), parameter(1.0, -2.0, 3.0)
-    one = ProtectedSGD([ours], 0.1, momentum, weight_decay=weight_decay, nesterov=True)
+    one = ProtectedSGD([ours], 0.1, momentum, gates, weight_decay=weight_decay, nesterov=True)
     other = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=weight_decay, nesterov=True)
     for step in range(6):
         for p in (ours, theirs):
