@@ -24,7 +24,7 @@ class MethodInfo:
 
 GROUPS = {
     "paper": "MORE and the methods its paper compares with",
-    "later": "other methods, most of them later",
+    "later": "methods published elsewhere, most of them after MORE",
     "ours": "ours",
     "frozen": "the frozen backbone alone",
     "bound": "bounds and reference",
@@ -46,6 +46,8 @@ _METHODS = (
     MethodInfo("csc", "CSC", "csc.Csc", "frozen", "cosine similarity classifier", trains=False),
     MethodInfo("more", "MORE", "more.More", "paper", "multi-head model with out-of-distribution replay (CoLLAs 2022)"),
     MethodInfo("slda", "SLDA", "slda.Slda", "later", "streaming linear discriminant analysis (2020)", trains=False),
+    MethodInfo("row", "ROW", "row.Row", "later", "replay, OOD and within-task heads (ICML 2023)"),
+    MethodInfo("tpl", "TPL", "tpl.Tpl", "later", "task prediction by likelihood ratio (ICLR 2024)"),
     MethodInfo(
         "ranpac", "RanPAC", "ranpac.Ranpac", "later", "random projections and a ridge classifier (NeurIPS 2023)"
     ),

@@ -32,7 +32,8 @@ class LearnerConfig(BaseModel):
     image_size: int | None = Field(None, ge=4, le=4096, description="input size in pixels; default: the backbone's")
     pretrained: bool = Field(True, description="false: start from random weights")
     freeze_backbone: bool = Field(
-        True, description="false: train the backbone too; more, hat, owm, ncm and csc do so in the first task only"
+        True,
+        description="false: train the backbone too; methods that protect earlier tasks do so in the first task only",
     )
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=REPETITION)
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, ...", json_schema_extra=MACHINE)

@@ -43,21 +43,37 @@ def precision(g: Gaussians) -> Tensor:
     inverse within that subspace, where all distances are measured, and equals the inverse where one exists.
 
     With fewer samples S has no information about many directions. It is shrunk towards a multiple of the identity,
-    ``(1 - r) S + r tr(S)/D I``, by the amount r of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which
-    needs only S and n. A covariance of zero (one image per class) is treated as the identity.
+    ``(1 - r) S + r tr(S)/D I``, by the amount r of :func:`shrinkage`. A covariance of zero (one image per class) is
+    treated as the identity.
     """
     S, D = g.covariance, g.covariance.shape[0]
     trace = torch.trace(S)
     identity = torch.eye(D, dtype=S.dtype, device=S.device)
     if trace <= 0:
         return identity
-    if g.samples - g.means.shape[0] >= D:
+    if _enough(g):
         return torch.linalg.pinv(S, rtol=NULL, hermitian=True)
+    r = shrinkage(g)
+    return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
+
+
+def shrinkage(g: Gaussians) -> Tensor:
+    """How far :func:`precision` shrinks the covariance, between 0 and 1; 0 with samples enough.
+
+    The amount of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which needs only S and n.
+    """
+    S, D = g.covariance, g.covariance.shape[0]
+    trace = torch.trace(S)
+    if _enough(g):
+        return torch.zeros_like(trace)
     square = (S * S).sum()
     numerator = (1 - 2 / D) * square + trace**2
     denominator = (g.samples + 1 - 2 / D) * (square - trace**2 / D)
-    r = (numerator / denominator).clamp(max=1.0) if denominator > 0 else torch.ones_like(trace)
-    return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
+    return (numerator / denominator).clamp(max=1.0) if denominator > 0 else torch.ones_like(trace)
+
+
+def _enough(g: Gaussians) -> bool:
+    return g.samples - g.means.shape[0] >= g.covariance.shape[0]
 
 
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ class ProtectedSGD(torch.optim.Optimizer):
     """SGD with momentum in which a parameter may have a gate in [0, 1] that multiplies its *update* (MORE, Eq. 11).
 
     v <- momentum v + g;  p <- p - lr * gate * v.  A gate of exactly 0 leaves the parameter bit-identical whatever the
-    momentum is; masking the gradient alone would not.
+    momentum is; masking the gradient alone would not. As in ``torch.optim.SGD``, ``weight_decay`` adds its multiple of
+    p to g, and ``nesterov`` uses g + momentum v instead of v. The gate multiplies these, too.
     """
 
     def __init__(
@@ -32,9 +33,13 @@ class ProtectedSGD(torch.optim.Optimizer):
         lr: float,
         momentum: float,
         gates: Sequence[Tensor] | None = None,
+        *,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
     ):
         """``gates``: for the first ``len(gates)`` parameters, each broadcastable to its parameter."""
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self._weight_decay, self._nesterov = weight_decay, nesterov
         self._parameters = list(parameters)
         self._velocity = [torch.zeros_like(p) for p in self._parameters]
         self._gates = [gate.expand_as(p).contiguous() for p, gate in zip(self._parameters, gates or [], strict=False)]
@@ -45,14 +50,19 @@ class ProtectedSGD(torch.optim.Optimizer):
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(gradients) != len(self._parameters):
             raise RuntimeError("a parameter of this optimiser got no gradient")
+        if self._weight_decay:
+            gradients = list(torch._foreach_add(gradients, self._parameters, alpha=self._weight_decay))
         torch._foreach_mul_(self._velocity, momentum)
         torch._foreach_add_(self._velocity, gradients)
+        step = self._velocity
+        if self._nesterov:
+            step = list(torch._foreach_add(gradients, self._velocity, alpha=momentum))
         guarded = len(self._gates)
         if guarded:
-            update = torch._foreach_mul(self._velocity[:guarded], self._gates)
+            update = torch._foreach_mul(step[:guarded], self._gates)
             torch._foreach_add_(self._parameters[:guarded], update, alpha=-lr)
         if guarded < len(self._parameters):
-            torch._foreach_add_(self._parameters[guarded:], self._velocity[guarded:], alpha=-lr)
+            torch._foreach_add_(self._parameters[guarded:], step[guarded:], alpha=-lr)
 
     def tensors(self) -> list[Tensor]:
         """All tensors that a step changes."""

@@ -24,8 +24,8 @@ SCRATCH: dict[str, Any] = {"backbone": "test_vit", "image_size": 32, "pretrained
 TASKS = [tiny.task([0, 1], ["a", "b"], 4), tiny.task([2, 3, 4], ["c", "d", "e"], 4)]
 TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kind in range(5)])
 PROTECTED = {name for name, cls in METHODS.items() if issubclass(cls, MaskedLearner | PrototypeLearner)}
-FIRST_TASK_ONLY = PROTECTED | {"owm"}
-FOR_EVER = PROTECTED | {"single"}  # the first task's network gives the same features from then on
+FIRST_TASK_ONLY = PROTECTED | {"owm", "ranpac"}
+FOR_EVER = PROTECTED | {"single", "ranpac"}  # the first task's network gives the same features from then on
 
 State = dict[str, np.ndarray]
 
@@ -189,7 +189,7 @@ def test_joint_starts_each_task_from_the_same_weights(monkeypatch: pytest.Monkey
     assert len(starts) == 2 and all(equal(start, initial(learner)) for start in starts)
 
 
-@pytest.mark.parametrize("method", ["more", "hat"])
+@pytest.mark.parametrize("method", ["more", "row", "tpl", "hat"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_norms_start_from_those_that_the_backbone_was_trained_with(method: str, frozen: bool) -> None:
     learner = scratch(method, freeze_backbone=frozen)

@@ -39,6 +39,34 @@ def test_without_gates_it_is_torchs_sgd() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("gates", [None, [torch.ones(3)]], ids=["no gate", "open gate"])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.9, 0.05), (0.5, 0.01)])
+def test_nesterov_and_weight_decay_are_torchs(
+    momentum: float, weight_decay: float, gates: list[torch.Tensor] | None
+) -> None:
+    ours, theirs = parameter(1.0, -2.0, 3.0), parameter(1.0, -2.0, 3.0)
+    one = ProtectedSGD([ours], 0.1, momentum, gates, weight_decay=weight_decay, nesterov=True)
+    other = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=weight_decay, nesterov=True)
+    for step in range(6):
+        for p in (ours, theirs):
+            p.grad = torch.sin(p.detach() + step)
+        one.step(), other.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_closed_gate_holds_against_weight_decay(nesterov: bool) -> None:
+    p, free = parameter(1.0, 2.0, 0.3), parameter(1.0)
+    before = p.detach().clone()
+    gates = [torch.tensor([0.0, 1.0, 0.0])]
+    optimizer = ProtectedSGD([p, free], 0.1, 0.9, gates, weight_decay=0.5, nesterov=nesterov)
+    for _ in range(3):
+        p.grad, free.grad = torch.zeros(3), torch.zeros(1)
+        optimizer.step()
+    assert torch.equal(p.detach()[[0, 2]], before[[0, 2]])
+    assert p.detach()[1] < 0.9 * before[1] and free.detach() < 0.9
+
+
 def test_a_closed_gate_holds_against_momentum() -> None:
     """Momentum first built up with an open gate's gradients; masking gradients alone would go on moving."""
     p, free = parameter(1.0, 2.0, 0.3), parameter(1.0)

@@ -38,12 +38,17 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.training import Batch, ProtectedSGD
+from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 
 class MaskedConfig(TrainingConfig):
     s_max: float = Field(400.0, gt=1, description="largest steepness of the attention (Eq. 8)")
     lamb: float = Field(0.75, ge=0, description="weight of the regulariser (Eq. 12)")
+
+
+class ReplayConfig(MaskedConfig):
+    memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
+    memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
 
 
 class MaskedTask(nn.Module):
@@ -134,8 +139,12 @@ class MaskedLearner(Learner):
         guard = protection(*split(before, config.bottleneck))
         shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
         owned = [*net.norms.parameters(), net.embedding, *net.head.parameters(), *self._body_parameters()]
-        optimizer = ProtectedSGD([*shared, *owned], config.lr, config.momentum, gates=guard)
+        optimizer = self._guarded_optimizer([*shared, *owned], guard)
         self._fit(loss, annealed, task=task, listener=listener, optimizer=optimizer, after_step=bound)
+
+    def _guarded_optimizer(self, parameters: Sequence[Tensor], gates: Sequence[Tensor]) -> ProtectedSGD:
+        """For the main training of a task; ``gates`` of the first ``len(gates)`` parameters."""
+        return ProtectedSGD(parameters, self.config.lr, self.config.momentum, gates=gates)
 
     # ---- features ---------------------------------------------------------------------------------------------
 
@@ -197,3 +206,44 @@ class MaskedLearner(Learner):
         if not 0 <= task < len(self.tasks):
             raise ValueError(f"there is no task {task}; {len(self.tasks)} learned so far")
         return self.tasks[task]
+
+
+class ReplayLearner(MaskedLearner):
+    """A learner with one network per task, each trained on its task's images and on those in memory."""
+
+    Config: ClassVar[type[SgdConfig]] = ReplayConfig
+    config: ReplayConfig
+
+    def _train_with_memory(
+        self, task: TaskData, tokens: Tokens, targets: Tensor, replayed: Tensor, listener: Listener
+    ) -> None:
+        """Minimise Eq. 13 on batches of ``batch_size`` images of the task and ``memory_batch_size`` replayed ones.
+
+        Args:
+            tokens: of the task's images.
+            targets: outputs of the newest head that stand for the task's images, (N,).
+            replayed: the same for the images in memory, (M,).
+        """
+        config = self.config
+        replay = self.prepare(self.memory.images) if len(self.memory) else None
+        targets, replayed = targets.to(self.device), replayed.to(self.device)
+        steps = -(-len(tokens) // config.batch_size)
+
+        def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            draw = generator(config.seed, "epoch", task.index, epoch)
+            own = self._weighted_batches(len(tokens), config.batch_size, draw)
+            if replay is None:
+                yield from ((tokens[index], targets[index], weight) for index, weight in own)
+                return
+            drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
+            for b, (index, weight) in enumerate(own):
+                other = drawn[b * config.memory_batch_size :][: config.memory_batch_size]
+                # the last batch of an epoch may be smaller; its replayed part counts for as much less
+                share = min(1.0, (len(tokens) - b * config.batch_size) / config.batch_size)
+                yield (
+                    torch.cat([tokens[index], replay[other]]),
+                    torch.cat([targets[index], replayed[other]]),
+                    torch.cat([weight, torch.full_like(other, share, dtype=weight.dtype)]),
+                )
+
+        self._train(task, batches, steps, listener)

@@ -41,18 +41,16 @@ from morecl import gaussian
 from morecl.config import SCORING, SgdConfig
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
-from morecl.methods.masked import MaskedConfig, MaskedLearner, MaskedTask
+from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.scoring import Output, Rule
-from morecl.training import Batch, ProtectedSGD, repeated_shuffles, require_finite
+from morecl.training import Batch, ProtectedSGD, require_finite
 
 
-class MoreConfig(MaskedConfig):
-    memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
-    memory_batch_size: int = Field(64, ge=1, description="replayed images added to each batch")
+class MoreConfig(ReplayConfig):
     temperature: float = Field(2.0, gt=0, description="of the softmax in prediction", json_schema_extra=SCORING)
     c: float = Field(
         20.0,
@@ -132,7 +130,7 @@ class MoreRule(Rule):
         return p, p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
 
 
-class More(MaskedLearner):
+class More(ReplayLearner):
     name: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MoreConfig
     config: MoreConfig
@@ -161,31 +159,9 @@ class More(MaskedLearner):
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
     def _train_against_memory(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
-        """Eq. 1: the classes of the task against each other, and all replayed images as *ood*."""
-        config = self.config
-        replay = self.prepare(self.memory.images) if len(self.memory) else None
-        targets = task.targets.to(self.device)
-        ood = torch.full((config.memory_batch_size,), task.classes, device=self.device)
-        steps = -(-len(tokens) // config.batch_size)
-
-        def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            draw = generator(config.seed, "epoch", task.index, epoch)
-            own = self._weighted_batches(len(tokens), config.batch_size, draw)
-            if replay is None:
-                yield from ((tokens[index], targets[index], weight) for index, weight in own)
-                return
-            drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
-            for b, (index, weight) in enumerate(own):
-                other = drawn[b * config.memory_batch_size :][: config.memory_batch_size]
-                # the last batch of an epoch may be smaller; its replayed part gets less weight in proportion
-                share = min(1.0, (len(tokens) - b * config.batch_size) / config.batch_size)
-                yield (
-                    torch.cat([tokens[index], replay[other]]),
-                    torch.cat([targets[index], ood]),
-                    torch.cat([weight, torch.full_like(ood, share, dtype=weight.dtype)]),
-                )
-
-        self._train(task, batches, steps, listener)
+        """Eq. 1: the classes of the task against each other, and all that is replayed as *ood*."""
+        ood = torch.full((len(self.memory),), task.classes)
+        self._train_with_memory(task, tokens, task.targets, ood, listener)
 
     def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
