@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/morecl run digits-5t --method more     --out runs/demo/more     --overwrite
+	$(BIN)/morecl run digits-5t --method morerp   --out runs/demo/morerp   --overwrite
 	$(BIN)/morecl run digits-5t --method ncm      --out runs/demo/ncm      --overwrite
 	$(BIN)/morecl run digits-5t --method finetune --out runs/demo/finetune --overwrite
 	$(BIN)/morecl report runs/demo
