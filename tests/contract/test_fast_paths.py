@@ -70,7 +70,7 @@ def test_a_step_can_be_captured_and_depends_only_on_its_batch(method: str, monke
     monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
     monkeypatch.setattr(Rehearsal, "made", 0)
     captured = taught(method, captured=True)
-    assert Rehearsal.made >= len(TASKS)
+    assert Rehearsal.made >= (1 if method == "ranpac" else len(TASKS))  # which trains in the first task only
     np.testing.assert_allclose(captured.scores(TEST), plain.scores(TEST), rtol=1e-4, atol=1e-5)
     assert captured.memory.labels == plain.memory.labels
 
@@ -155,7 +155,8 @@ def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monk
     def trunk(x: Tensor, norms: tuple[Tensor, Tensor], adapters: AdapterWeights, *rest: Any) -> Tensor:
         nonlocal calls
         calls += 1
-        return network.AdaptedViT(plain.backbone.vit).trunk(x, norms, adapters)
+        observe_last = rest[-1]
+        return network.AdaptedViT(plain.backbone.vit)._plain_trunk(x, norms, adapters, None, False, observe_last)
 
     monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)

@@ -339,6 +339,21 @@ def test_on_a_gpu_the_trunk_in_kernels_repeats_bit_by_bit() -> None:
     assert all(once[name].equal(again[name]) for name in once)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_patches_beside_the_class_token_are_those_of_the_plain_trunk() -> None:
+    vit = VisionTransformer(32, patch_size=4, embed_dim=192, depth=3, num_heads=3, num_classes=0).cuda().eval()
+    network = AdaptedViT(vit, torch.bfloat16, kernels=True)
+    adapters = network.new_adapters(64).cuda()
+    adapters.initialise(generator(0, "adapters"))
+    with torch.no_grad():
+        tokens = network.prefix(torch.randn(4, 3, 32, 32, device="cuda"))
+        fast, plain = (
+            network.trunk(tokens, adapters=adapters.weights(), patches=True, plain=plain) for plain in (False, True)
+        )
+    assert fast.shape == (4, 2 * 192)
+    assert torch.allclose(fast, plain, atol=0.1) and (fast - plain).square().mean() < 1e-3
+
+
 @needs_triton
 def test_batches_the_kernels_support(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_supports_device", lambda device: device == "able")

@@ -273,3 +273,19 @@ def test_a_body_computes_in_the_networks_dtype() -> None:
     assert torch.equal(features, frozen.trunk(frozen.prefix(x)))
     features.square().sum().backward()
     assert {p.dtype for p in body.parameters()} == {p.grad.dtype for p in body.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", [SHIPPED, MEAN_POOLED])
+def test_patches_are_the_mean_before_the_last_block(name: str) -> None:
+    backbone = load_backbone(name, image_size=32, pretrained=False)
+    network = AdaptedViT(backbone.vit)
+    with torch.no_grad():
+        tokens = network.prefix(torch.randn(3, 3, 32, 32))
+        before = tokens
+        for block in backbone.vit.blocks[:-1]:
+            before = block(before)
+        both = network.trunk(tokens, patches=True)
+        mean = before[:, backbone.vit.num_prefix_tokens :].mean(1)
+        expected = (mean - mean.mean(1, keepdim=True)) / mean.var(1, unbiased=False, keepdim=True).add(1e-5).sqrt()
+        assert torch.allclose(both[:, : network.dim], network.trunk(tokens), atol=1e-5)
+        assert torch.allclose(both[:, network.dim :], expected, atol=1e-4)

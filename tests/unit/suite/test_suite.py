@@ -192,7 +192,7 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("figure-reduction", 10, 3, 150),
         ("asymmetry", 1, 1, 10),
         ("svhn", 3, 1, 15),
-        ("smoke", 18, 1, 18),
+        ("smoke", 20, 1, 20),
     ],
 )
 def test_packaged_suites_have_the_size_that_their_heads_say(
