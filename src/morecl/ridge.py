@@ -16,8 +16,8 @@ closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from torch.nn import functional as F
 STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
+
+T = TypeVar("T")
 
 
 class LeftOut(NamedTuple):
@@ -46,6 +48,7 @@ class Ridge(nn.Module):
     gram: Tensor
     cross: Tensor
     weight: Tensor
+    place: Tensor
     sharpness: Tensor
 
     def __init__(self, dim: int, width: int, generator: torch.Generator):
@@ -57,6 +60,7 @@ class Ridge(nn.Module):
         self.register_buffer("gram", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
         self.register_buffer("cross", torch.zeros(width, 0, dtype=torch.float64))
         self.register_buffer("weight", torch.zeros(width, 0))
+        self.register_buffer("place", torch.tensor(len(STRENGTHS) // 2))  # of the strength chosen last
         self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
 
     @property
@@ -107,9 +111,13 @@ class Ridge(nn.Module):
         gram = unpacked(self.gram, self.width)
         unit = gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
         phi = self.random_features(features).double()
-        tried = [self._left_out(gram, float(r * unit), phi, onehot, weights.double()) for r in STRENGTHS]
-        errors = [float((one.outputs - onehot).square().sum()) for one in tried]
-        best = tried[min(range(len(tried)), key=errors.__getitem__)]
+
+        def left_out(place: int) -> tuple[float, LeftOut]:
+            made = self._left_out(gram, float(STRENGTHS[place] * unit), phi, onehot, weights.double())
+            return float((made.outputs - onehot).square().sum()), made
+
+        place, best = descend(left_out, int(self.place), len(STRENGTHS))
+        self.place.fill_(place)
         self.weight.copy_(best.weight)
         self.sharpness.fill_(best_sharpness(best.outputs, columns))
 
@@ -138,6 +146,25 @@ class Ridge(nn.Module):
     def log_probabilities(self, features: Tensor) -> Tensor:
         """log softmax(sharpness * outputs): (N, D) -> (N, C), float64."""
         return (self.sharpness * self(features)).log_softmax(1)
+
+
+def descend(evaluate: Callable[[int], tuple[float, T]], start: int, count: int) -> tuple[int, T]:
+    """From ``start`` to the nearest place among 0..count-1 whose error is below that of its neighbours.
+
+    ``evaluate(place)``: error and result. The error has one valley in the strength of a ridge, and the strength of one
+    task is near that of the last: three evaluations are usual, where each is a matrix factorised.
+    """
+    place, (error, result) = start, evaluate(start)
+    for step in (1, -1):
+        moved = False
+        while 0 <= place + step < count:
+            other, made = evaluate(place + step)
+            if other >= error:
+                break
+            place, error, result, moved = place + step, other, made, True
+        if moved:
+            break
+    return place, result
 
 
 def best_sharpness(outputs: Tensor, columns: Tensor) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from morecl.random import generator
-from morecl.ridge import STRENGTHS, Ridge, best_sharpness, held_out_errors, packed, unpacked
+from morecl.ridge import STRENGTHS, Ridge, best_sharpness, descend, held_out_errors, packed, unpacked
 
 DIM, WIDTH = 6, 40
 
@@ -153,3 +153,16 @@ def test_a_strength_can_be_given() -> None:
     phi = random_features(made, features)
     expected = np.linalg.solve(phi.T @ phi + 2.5 * np.eye(WIDTH), phi.T @ np.eye(3)[columns])
     assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("start", range(6))
+@pytest.mark.parametrize("valley", range(6))
+def test_the_descent_ends_in_the_valley(start: int, valley: int) -> None:
+    asked: list[int] = []
+
+    def evaluate(place: int) -> tuple[float, str]:
+        asked.append(place)
+        return float(abs(place - valley)), f"at {place}"
+
+    assert descend(evaluate, start, 6) == (valley, f"at {valley}")
+    assert len(asked) == len(set(asked)) <= abs(start - valley) + 3
