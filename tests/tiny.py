@@ -17,6 +17,7 @@ Images = NDArray[np.uint8]
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
     "bottleneck": 4,
+    "projection": 40,
     "batch_size": 8,
     "memory_size": 12,
     "memory_batch_size": 8,
@@ -69,7 +70,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def learner_of(cls: type[Learner], **settings: Any) -> Any:
     """A learner of class ``cls`` with the settings given and few others changed: 16 px, one epoch."""
-    small = {"image_size": 16, "bottleneck": 4, "epochs": 1, "batch_size": 8, "device": "cpu"}
+    small = {"image_size": 16, "bottleneck": 4, "projection": 200, "epochs": 1, "batch_size": 8, "device": "cpu"}
     return cls(cls.Config.parse(cls.Config.choose(small) | settings))
 
 

@@ -26,6 +26,7 @@ TASKS = [tiny.task(kinds, labels, COUNT) for kinds, labels in zip(KINDS, LABELS,
 TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kinds in KINDS for kind in kinds])
 CLASSES = [label for labels in LABELS for label in labels]
 TRAINED = [name for name, method in METHODS.items() if method.Config().trains]
+TRAINED_ONCE = {"ranpac"}  # in the first task only
 ENTRIES = {"backbone", "adapters", "norms", "embeddings", "heads", "statistics"}
 
 
@@ -319,7 +320,7 @@ def test_an_accident_leaves_the_learner_as_before(method: str, lesson: Lesson, m
         learn(*args)
         raise RuntimeError("when all was done")
 
-    if method in TRAINED:
+    if method in TRAINED and method not in TRAINED_ONCE:
         with pytest.raises(KeyboardInterrupt, match="between epochs"):
             learner.learn_task(*TASKS[2], interrupt)
     tiny.assert_same(before, tiny.snapshot(learner))
@@ -354,7 +355,9 @@ def test_a_last_step_that_diverges_is_no_result(method: str, changes: dict[str, 
 def test_epochs_are_reported(method: str, lesson: Lesson) -> None:
     if method in TRAINED:
         own = [e for e in lesson.events if not e.stage]  # besides, methods tell of stages of their own
-        assert [(e.task, e.epoch, e.epochs) for e in own] == [(task, 1, 1) for task in range(3)]
+        assert [(e.task, e.epoch, e.epochs) for e in own] == [
+            (task, 1, 1) for task in range(1 if method in TRAINED_ONCE else 3)
+        ]
     assert all(np.isfinite(e.loss) for e in lesson.events)
     assert all(e.images_per_second is None or e.images_per_second > 0 for e in lesson.events)
     assert not any(e.images_per_second is None for e in lesson.events if not e.stage)
