@@ -12,7 +12,6 @@ from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
 from morecl.records import Roc
-from morecl.scoring import CachedFeatures
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from morecl.methods import Learner
@@ -41,6 +40,8 @@ class Evaluator:
 
     def __init__(self, learner: Learner, stream: TaskStream):
         """``learner`` may know the classes of ``stream`` by their names or by their labels."""
+        from morecl.scoring import CachedFeatures  # imports torch, which takes seconds
+
         self._learner = learner
         self._label: dict[Hashable, int] = {}
         for label, name in enumerate(stream.dataset.classes):

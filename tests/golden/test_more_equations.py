@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import more_reference as reference
 import numpy as np
 import pytest
 import torch
 
+import more_reference as reference
 from morecl import gaussian
 from morecl.nn import hard_attention as hat
 from morecl.nn.adapter import Adapters

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import more_reference as reference
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+import more_reference as reference
 import morecl
 import tiny
 from morecl.methods import tools
