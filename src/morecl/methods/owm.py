@@ -61,7 +61,9 @@ class Projector(nn.Module):
     def store(self, information: Tensor) -> None:
         """All steps of recursive least squares at once, P <- (P^-1 + I)^-1; see :func:`information`."""
         identity = torch.eye(self.P.shape[-1], dtype=self.P.dtype, device=self.P.device)
-        P = torch.linalg.solve(identity + self.P @ information, self.P)
+        # matrix by matrix: on some CPUs torch solves a batch with several threads wrongly
+        pairs = zip(self.P, information.expand_as(self.P), strict=True)
+        P = torch.stack([torch.linalg.solve(identity + p @ i, p) for p, i in pairs])
         self.P.copy_((P + P.mT) / 2)
 
     @torch.no_grad()

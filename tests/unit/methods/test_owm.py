@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -152,3 +153,18 @@ def test_batches_that_go_through_the_network_together_are_stored_each_with_its_o
             x = with_one(features[index].mean(0)[None])
             expected += x.mT @ x / (0.7 * 0.2 ** (b / 3))
         assert torch.allclose(one.projectors["head"].P[0], torch.linalg.inv(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_projectors_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    """A batched solve with several threads failed on an AMD EPYC (torch 2.11)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        projector = Projector(4, 64)
+        X = torch.randn(4, 100, 65, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        projector.store(X.mT @ X)
+    finally:
+        torch.set_num_threads(before)
+    expected = torch.stack([torch.linalg.inv(torch.eye(65, dtype=X.dtype) + x.mT @ x) for x in X])
+    assert torch.allclose(projector.P, expected, atol=1e-10)
