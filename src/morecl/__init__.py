@@ -26,12 +26,14 @@ if not {*_SLEEPING_THREADS, "GOMP_SPINCOUNT"} & os.environ.keys():  # a user's c
 if TYPE_CHECKING:
     from morecl import progress
     from morecl.checkpoint import load
+    from morecl.classifier import Classifier
     from morecl.errors import DivergedError, InputError
     from morecl.methods import METHODS, Learner, Prediction, create
     from morecl.records import Record, read_record
 
 __all__ = [
     "METHODS",
+    "Classifier",
     "DivergedError",
     "InputError",
     "Learner",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "checkpoint": ("load",),
+    "classifier": ("Classifier",),
     "errors": ("DivergedError", "InputError"),
     "methods": ("METHODS", "Learner", "Prediction", "create"),
     "records": ("Record", "read_record"),

@@ -1,0 +1,63 @@
+"""Which backbone a new model gets: ``auto`` takes a small strong ViT through timm, else the shipped one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from morecl.catalogue import SHIPPED
+from morecl.errors import InputError
+from morecl.nn.backbone import Backbone, load_backbone
+from morecl.nn.device import resolve_device
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backbone that ``auto`` may take."""
+
+    name: str  # timm's
+    megabytes: int  # to download
+
+
+# The larger one needs a GPU: on two CPU cores it trains on some 3 images a second, the smaller one on 10.
+ON_GPU = Candidate("vit_small_patch16_224.augreg_in21k_ft_in1k", 88)
+ON_CPU = Candidate("vit_tiny_patch16_224.augreg_in21k_ft_in1k", 23)
+
+
+def choose_backbone(
+    spec: str, *, device: str, image_size: int | None, seed: int, say: Callable[[str], None]
+) -> tuple[str, Backbone]:
+    """The backbone ``spec`` and its name for the config.
+
+    Args:
+        say: told what ``auto`` takes, and what is lost if it has to take the shipped one.
+    """
+    if spec != AUTO:
+        return spec, load_backbone(spec, image_size=image_size, seed=seed)
+    wanted = ON_CPU if resolve_device(device).type == "cpu" else ON_GPU
+    if is_cached(wanted.name):
+        say(f"backbone: {wanted.name}, from the local cache")
+    else:
+        say(f"backbone: {wanted.name}; its weights are fetched once, {wanted.megabytes} MB")
+    try:
+        return wanted.name, load_backbone(wanted.name, image_size=image_size, seed=seed)
+    except InputError as error:
+        say(
+            f"{error}\nTaking the shipped backbone {SHIPPED} instead: it sees only 32 x 32 pixels and knows little of "
+            "photos, so expect far more errors. To use another one, start a new model with --backbone NAME@FILE."
+        )
+    return SHIPPED, load_backbone(SHIPPED, image_size=image_size, seed=seed)
+
+
+def is_cached(name: str) -> bool:
+    """Whether timm's weights of ``name`` are in the hub's local cache."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    cfg = timm.get_pretrained_cfg(name)
+    if cfg is None or not cfg.hf_hub_id:
+        return False
+    files = ("model.safetensors", "pytorch_model.bin")
+    return any(isinstance(try_to_load_from_cache(cfg.hf_hub_id, file), str) for file in files)

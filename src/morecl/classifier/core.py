@@ -1,0 +1,545 @@
+"""A classifier for one's own images: a learner, the images held back from it, and what was measured on them.
+
+>>> classifier = morecl.Classifier.create()
+>>> classifier.learn("photos")            # one sub-folder of images per class
+>>> classifier.predict(["new.jpg"])[0]    # label, confidence, unknown, ...
+>>> classifier.save("model")
+
+Every call that changes the classifier is all or nothing: if it fails or is interrupted, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from morecl.classifier import calibration, conformal, holding
+from morecl.classifier.backbones import AUTO, choose_backbone
+from morecl.classifier.evaluation import UNKNOWN, evaluate
+from morecl.classifier.holding import HeldBack
+from morecl.classifier.plan import Plan, plan, within
+from morecl.classifier.reading import Report, batches, name_of, read
+from morecl.classifier.results import (
+    Answer,
+    Choice,
+    ClassInfo,
+    Evaluation,
+    Info,
+    Lesson,
+    Promise,
+)
+from morecl.data.folder import labelled_files
+from morecl.errors import InputError, unknown_name
+from morecl.labels import Forgotten
+from morecl.methods import Learner, method_class
+from morecl.methods.masked import MaskedLearner
+from morecl.progress import EpochDone, Listener, silent
+from morecl.random import generator
+from morecl.scoring import Features
+
+METHOD = "morerp"
+TOP = 5
+LONGEST_NAME = 200
+PROBE = 4  # batches on which the speed is measured
+FULL = 5.0  # percent of a layer that must be free for another task
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the held-back images say about the present learner: (N,) each, and the temperature."""
+
+    ood_scores: NDArray[np.float64]
+    right: NDArray[np.bool_]
+    temperature: float
+
+
+class Classifier:
+    """See the module's text. ``learner`` does the work; everything else is measured on held-back images."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        held: HeldBack | None = None,
+        seen: NDArray[np.uint64] | None = None,
+        images: Sequence[int] = (),
+        curve: Sequence[Mapping[str, Any]] = (),
+        measured: Measured | None = None,
+    ):
+        """For :meth:`create` and :meth:`open`; the rest is what an earlier classifier had."""
+        self.learner = learner
+        self.side = learner.backbone.input.resize
+        self.held = held or HeldBack.none(self.side)
+        self.seen = np.empty(0, np.uint64) if seen is None else seen  # fingerprints of all pictures taken in
+        self.images = list(images)  # trained on, of each column
+        self.curve = [dict(point) for point in curve]
+        self.measured = measured or Measured(np.empty(0), np.empty(0, bool), 1.0)
+        self._remembered: tuple[int, torch.Tensor] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        method: str = METHOD,
+        backbone: str = AUTO,
+        seed: int = 0,
+        device: str = "auto",
+        say: Callable[[str], None] = lambda text: None,
+        **settings: Any,
+    ) -> Self:
+        """A classifier that knows nothing yet.
+
+        Args:
+            backbone: ``auto``, or see :mod:`morecl.nn.backbone`. It stays with the classifier.
+            say: told which backbone ``auto`` takes.
+            settings: of the method.
+        """
+        config_class = method_class(method).Config
+        config_class.parse({"seed": seed, "device": device, **settings})  # reject a typo before any download
+        size = settings.get("image_size")
+        name, loaded = choose_backbone(backbone, device=device, image_size=size, seed=seed, say=say)
+        config = config_class.parse({"seed": seed, "device": device, "backbone": name, **settings})
+        return cls(method_class(method)(config, loaded))
+
+    @classmethod
+    def open(cls, folder: str | Path, *, version: int | None = None, device: str | None = None) -> Classifier:
+        """The classifier saved in ``folder``: its newest version, or the one asked for."""
+        from morecl.classifier.store import ModelFolder
+
+        return ModelFolder(folder).load(version, device=device)
+
+    def save(self, folder: str | Path, action: str = "saved", what: str = "") -> int:
+        """Add this classifier to ``folder`` as a new version, whose number is returned. Older ones stay as they are."""
+        from morecl.classifier.store import ModelFolder
+
+        return ModelFolder(folder).commit(self, action, what)
+
+    # ---- what it knows ----------------------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes it can answer with, in the order they were learned."""
+        return [str(name) for name in self.learner.classes if not isinstance(name, Forgotten)]
+
+    @property
+    def temperature(self) -> float:
+        return self.measured.temperature
+
+    def promise(self, accept: float = conformal.ACCEPT) -> Promise:
+        """The threshold above which an image is called unknown, and what it promises."""
+        held = self.held.counts(len(self.learner.classes))
+        missing = sum(not held[self._column(name)] for name in self.classes)
+        return conformal.promise(self.measured.ood_scores, accept, missing=missing)
+
+    def accuracy(self, names: Iterable[str] | None = None) -> float | None:
+        """Percent of held-back images (of the classes ``names``) answered rightly; ``None`` if there are none."""
+        columns = [self._column(name) for name in (self.classes if names is None else names)]
+        chosen = np.isin(self.held.columns, columns)
+        return float(100 * self.measured.right[chosen].mean()) if chosen.any() else None
+
+    # ---- teaching ---------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        images: Any,
+        labels: Sequence[str] | None = None,
+        *,
+        hold_back: bool = True,
+        minutes: float | None = None,
+        listener: Listener = silent,
+        reading: Report | None = None,
+    ) -> Lesson:
+        """Learn new classes; one is enough.
+
+        Args:
+            images: paths, PIL images or arrays; or, without ``labels``, a folder with one sub-folder per class.
+            hold_back: ``False`` trains on all images; nothing is then measured on the new classes, or promised.
+            minutes: train no longer than this, as far as can be told in advance.
+            listener: called after each epoch; an exception it raises stops the lesson, and nothing has changed.
+            reading: called after each image that was read.
+        """
+        return self._teach("learn", images, labels, hold_back, minutes, listener, reading)
+
+    def add(
+        self,
+        images: Any,
+        labels: Sequence[str] | None = None,
+        *,
+        hold_back: bool = True,
+        listener: Listener = silent,
+        reading: Report | None = None,
+    ) -> Lesson:
+        """Take in more images of classes it knows. Features never change; see ``Learner.add_examples``."""
+        return self._teach("add", images, labels, hold_back, None, listener, reading)
+
+    def _teach(
+        self,
+        action: str,
+        images: Any,
+        labels: Sequence[str] | None,
+        hold_back: bool,
+        minutes: float | None,
+        listener: Listener,
+        reading: Report | None,
+    ) -> Lesson:
+        started = time.monotonic()
+        if minutes is not None and not minutes > 0:
+            raise InputError(f"minutes must be more than 0, not {minutes}")
+        source, names = (labelled_files(Path(images).expanduser())) if labels is None else (images, list(labels))
+        if len(source) != len(names):
+            raise InputError(f"{len(source)} images but {len(names)} labels")
+        self._check_names(action, names)
+        found = read(source, self.side, reading)
+        skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
+        prints = holding.fingerprints(found.images)
+        fresh = holding.first_seen(prints, self.seen)
+        kept = found.positions[fresh].tolist()
+        taken = [names[i] for i in kept]
+        self._check_taken(names, taken, skipped)
+        lesson = len(self.curve)
+        apart = np.zeros(len(taken), bool)
+        if hold_back:
+            apart[holding.choose(taken, self.learner.config.seed, lesson)] = True
+        train, held = fresh[~apart], fresh[apart]
+        train_names = [name for name, a in zip(taken, apart.tolist(), strict=True) if not a]
+        held_names = [name for name, a in zip(taken, apart.tolist(), strict=True) if a]
+
+        new = list(dict.fromkeys(taken))
+        others = [name for name in self.classes if name not in new]
+        before = self.accuracy(others)
+        unknown_before = self._share_unknown(found.images[held]) if action == "learn" and self.classes else None
+        notes: list[str] = []
+        with self._all_or_nothing():
+            planned = plan(len(train), len({*self.classes, *new}))
+            if minutes is not None:
+                planned = self._fit_into(
+                    planned, minutes - (time.monotonic() - started) / 60, found.images[train], train_names, notes
+                )
+            self.learner.configure(**self._known(planned.settings()))
+            if action == "learn":
+                self.learner.learn_task(found.images[train], train_names, listener)
+            else:
+                self.learner.add_examples(found.images[train], train_names, listener)
+            self._count(train_names)
+            columns = np.array([self._column(name) for name in held_names], np.int64)
+            draw = generator(self.learner.config.seed, "kept back", lesson)
+            self.held = self.held.with_more(found.images[held], columns, draw)
+            self.seen = np.concatenate([self.seen, prints[fresh]])
+            self.measured = self._measure()
+            self.curve.append({"action": action, "classes": len(self.classes), "accuracy": self.accuracy()})
+        return Lesson(
+            action=action,
+            classes={name: train_names.count(name) for name in new},
+            held_back=len(held),
+            duplicates=len(found.images) - len(fresh),
+            skipped=skipped,
+            accuracy=self.accuracy(new),
+            accuracy_others=self.accuracy(others),
+            accuracy_others_before=before,
+            unknown_before=unknown_before,
+            promise=self.promise(),
+            epochs=planned.epochs,
+            seconds=time.monotonic() - started,
+            notes=tuple(notes),
+        )
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        self._column(old)
+        check_name(new)
+        if new in self.classes:
+            raise InputError(f"there already is a class {new!r}")
+        self.learner.rename(old, new)
+
+    def forget(self, name: str) -> None:
+        """Answer with this class no more; its images are dropped. All others answer as before."""
+        column = self._column(name)
+        if len(self.classes) == 1:
+            raise InputError(f"{name!r} is the only class; delete the model instead")
+        with self._all_or_nothing():
+            gone = holding.fingerprints(self.held.images[self.held.columns == column])
+            self.learner.forget(name)
+            self.images[column] = 0
+            self.held = self.held.without(column)
+            self.seen = self.seen[~np.isin(self.seen, gone)]
+            self.measured = self._measure()
+            self.curve.append({"action": "forget", "classes": len(self.classes), "accuracy": self.accuracy()})
+
+    # ---- answers ----------------------------------------------------------------------------------------------
+
+    def predict(
+        self, images: Sequence[Any] | NDArray[Any], *, top: int = TOP, accept: float = conformal.ACCEPT
+    ) -> list[Answer]:
+        """An answer for each image: paths, PIL images, arrays, or one array of many images."""
+        if not hasattr(images, "shape") and isinstance(images, str | Path):
+            raise TypeError("images must be a list; for one image give [image]")
+        return list(self.answers(images, top=top, accept=accept))
+
+    def answers(self, images: Iterable[Any], *, top: int = TOP, accept: float = conformal.ACCEPT) -> Iterator[Answer]:
+        """As :meth:`predict`, one after the other, in bounded memory however many there are."""
+        if not self.classes:
+            raise InputError("nothing has been learned yet")
+        threshold = self.promise(accept).threshold
+        task_of = self.learner.task_of_column()
+        answerable = np.array([self._column(name) for name in self.classes])
+        for batch, found in batches(images, self.learner.eval_batch_size, self.side):
+            answers: list[Answer | None] = [None] * len(batch)
+            for index, reason in found.problems:
+                answers[index] = Answer(name_of(batch[index]), None, None, None, threshold, False, error=reason)
+            scores, ood = self._scores(found.images)
+            sure = calibration.softmax(scores[:, answerable], self.temperature) if len(scores) else scores
+            for row, index in enumerate(found.positions.tolist()):
+                best = np.argsort(-sure[row], kind="stable")[: max(1, top)]
+                choices = tuple(Choice(self.classes[c], float(sure[row, c])) for c in best)
+                unknown = threshold is not None and bool(ood[row] > threshold)
+                answers[index] = Answer(
+                    path=name_of(batch[index]),
+                    label=None if unknown else choices[0].label,
+                    confidence=choices[0].confidence,
+                    ood_score=float(ood[row]),
+                    threshold=threshold,
+                    unknown=unknown,
+                    top=choices[:top],
+                    task=int(task_of[answerable[best[0]]]) + 1,
+                )
+            yield from (answer for answer in answers if answer is not None)
+
+    def evaluate(
+        self, images: Any, labels: Sequence[str] | None = None, *, accept: float = conformal.ACCEPT
+    ) -> Evaluation:
+        """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown."""
+        source, names = (labelled_files(Path(images).expanduser())) if labels is None else (images, list(labels))
+        if len(source) != len(names):
+            raise InputError(f"{len(source)} images but {len(names)} labels")
+        answers = self.answers(source, top=1, accept=accept)
+        return evaluate(answers, names, self.classes, self.promise(accept))
+
+    def info(self) -> Info:
+        """What it knows, in figures."""
+        task_of, held = self.learner.task_of_column(), self.held.counts(len(self.learner.classes))
+        remembered = np.bincount(self.learner.memory.columns, minlength=len(self.learner.classes))
+        columns = {name: self._column(name) for name in self.classes}
+        used = self.capacity()
+        return Info(
+            method=self.learner.name,
+            backbone=self.learner.backbone.architecture or self.learner.backbone.name,
+            image_size=self.learner.backbone.input.size,
+            tasks=len(self.learner.task_sizes),
+            classes=tuple(
+                ClassInfo(
+                    name=name,
+                    task=int(task_of[c]) + 1,
+                    images=self.images[c],
+                    held_back=int(held[c]),
+                    remembered=int(remembered[c]),
+                    accuracy=self.accuracy([name]),
+                )
+                for name, c in columns.items()
+            ),
+            accuracy=self.accuracy(),
+            temperature=self.temperature,
+            promise=self.promise(),
+            capacity=used,
+            tasks_left=tasks_left(used, len(self.learner.task_sizes)),
+            curve=tuple(self.curve),
+        )
+
+    def capacity(self) -> dict[str, float]:
+        """Percent of each layer's adapter neurons that finished tasks use and later ones cannot change."""
+        learner = self.learner
+        if not isinstance(learner, MaskedLearner):
+            return {}
+        used: dict[str, list[NDArray[np.float32]]] = {}
+        for task in range(len(learner.task_sizes)):
+            for place, mask in learner.masks(task).items():
+                layer = place.rsplit(".", 1)[0]
+                used.setdefault(f"{layer}.{place[-2:]}", []).append(mask)
+        layers: dict[str, list[float]] = {}
+        for place, masks in used.items():
+            layers.setdefault(place.rsplit(".", 1)[0], []).extend(np.max(masks, axis=0).tolist())
+        return {layer: 100 * float(np.mean(taken)) for layer, taken in layers.items()}
+
+    def remembered(self, name: str, count: int = 8) -> list[NDArray[np.uint8]]:
+        """Up to ``count`` pictures of a class that it keeps, (H, W, 3) each."""
+        column = self._column(name)
+        memory = self.learner.memory
+        own = [memory.images[i] for i in np.flatnonzero(memory.columns == column)[:count]]
+        more = self.held.images[self.held.columns == column][: max(0, count - len(own))]
+        return [*own, *more]
+
+    def nearest(self, images: Sequence[Any], count: int = 5) -> list[list[tuple[str, NDArray[np.uint8], float]]]:
+        """For each image the remembered pictures most like it: class, picture, cosine similarity of features."""
+        memory = self.learner.memory
+        if not len(memory):
+            return [[] for _ in images]
+        if self._remembered is None or self._remembered[0] != len(self.curve):
+            stored = torch.from_numpy(self.learner.features(memory.images))
+            self._remembered = len(self.curve), torch.nn.functional.normalize(stored)
+        found = read(images, self.side)
+        given = torch.nn.functional.normalize(torch.from_numpy(self.learner.features(found.images)))
+        similar = given @ self._remembered[1].mT  # (N, M)
+        values, index = similar.topk(min(count, len(memory)), dim=1)
+        answers: list[list[tuple[str, NDArray[np.uint8], float]]] = [[] for _ in images]
+        for row, position in enumerate(found.positions.tolist()):
+            answers[position] = [
+                (str(memory.labels[i]), memory.images[i], float(v))
+                for i, v in zip(index[row].tolist(), values[row].tolist(), strict=True)
+            ]
+        return answers
+
+    def export(self, path: str | Path, *, accept: float = conformal.ACCEPT) -> None:
+        """Write the whole prediction as an ONNX file (extra ``export``)."""
+        from morecl.export import export
+
+        export(self.learner, Path(path), threshold=self.promise(accept).threshold, temperature=self.temperature)
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _column(self, name: str) -> int:
+        try:
+            return self.learner.classes.index(name)
+        except ValueError:
+            raise unknown_name("class", str(name), self.classes) from None
+
+    def _check_names(self, action: str, names: Sequence[str]) -> None:
+        if not names:
+            raise InputError("there are no images to learn")
+        given = list(dict.fromkeys(names))
+        for name in given:
+            check_name(name)
+        known = [name for name in given if name in self.classes]
+        if action == "learn" and known:
+            raise InputError(f"already learned: {shortened(known)}; give further images of them with --more (add)")
+        if action == "add" and len(known) < len(given):
+            new = [name for name in given if name not in known]
+            raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
+
+    @staticmethod
+    def _check_taken(names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
+        """Raise if a class has no image left to learn."""
+        left = set(taken)
+        if empty := [name for name in dict.fromkeys(names) if name not in left]:
+            why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
+            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
+
+    def _known(self, settings: dict[str, int]) -> dict[str, int]:
+        """Those settings that the method has."""
+        return {key: value for key, value in settings.items() if key in type(self.learner.config).model_fields}
+
+    def _count(self, names: Sequence[str]) -> None:
+        self.images += [0] * (len(self.learner.classes) - len(self.images))
+        for name in names:
+            self.images[self._column(name)] += 1
+
+    def _scores(self, images: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Scores (N, C) and OOD scores (N,) of squares (N, S, S, 3)."""
+        learner = self.learner
+        scores, ood = [np.empty((0, len(learner.classes)))], [np.empty(0)]
+        for start in range(0, len(images), learner.eval_batch_size):
+            features = Features(learner, learner.prepare(images[start : start + learner.eval_batch_size]))
+            output = learner.answer(features)
+            scores.append(output.scores.double().cpu().numpy())
+            ood.append((-output.known).double().cpu().numpy())
+        return np.concatenate(scores), np.concatenate(ood)
+
+    def _measure(self) -> Measured:
+        scores, ood = self._scores(self.held.images)
+        if not len(scores):
+            return Measured(ood, np.empty(0, bool), 1.0)
+        answerable = np.array([self._column(name) for name in self.classes])
+        place = {column: i for i, column in enumerate(answerable.tolist())}
+        own = np.array([place[column] for column in self.held.columns.tolist()])
+        chosen = scores[:, answerable]
+        return Measured(ood, chosen.argmax(1) == own, calibration.fit_temperature(chosen, own))
+
+    def _share_unknown(self, images: NDArray[np.uint8]) -> float | None:
+        """Percent of ``images`` that it calls unknown."""
+        threshold = self.promise().threshold
+        if threshold is None or not len(images):
+            return None
+        return float(100 * (self._scores(images)[1] > threshold).mean())
+
+    def _fit_into(
+        self, wanted: Plan, minutes: float, images: NDArray[np.uint8], names: Sequence[str], notes: list[str]
+    ) -> Plan:
+        """``wanted``, changed so that training takes about ``minutes``: the speed is measured on a few batches."""
+        learner = self.learner
+        count = min(len(images), PROBE * wanted.batch_size)
+        chosen = np.linspace(0, len(images) - 1, count).astype(int)
+        events: list[EpochDone] = []
+        state = {key: value.clone() for key, value in learner.state().items()}
+        classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
+        started = time.monotonic()
+        try:
+            learner.configure(**self._known(replace(wanted, epochs=1).settings()))
+            learner.learn_task(images[chosen], [names[i] for i in chosen], events.append)
+        finally:
+            learner.restore(classes, sizes, state)
+            learner.seconds = seconds
+        took = time.monotonic() - started
+        speed = next((e.images_per_second for e in events if not e.stage and e.images_per_second), count / took)
+        rest = max(0.0, took - count / speed)  # statistics, earlier heads; grows less than the number of images
+        planned = within(wanted, len(images), minutes - took / 60, speed, 2 * rest)
+        if planned.epochs == 1 and len(images) / speed > 60 * minutes:
+            notes.append(
+                f"one pass over the images takes longer than asked: about {len(images) / speed / 60:.1f} minutes"
+            )
+        return planned
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Put everything back if something fails inside."""
+        learner = self.learner
+        state = {key: value.clone() for key, value in learner.state().items()}
+        classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
+        config, memory_size = learner.config, learner.memory.size
+        own = self.held, self.seen, list(self.images), list(self.curve), self.measured
+        try:
+            yield
+        except BaseException:
+            learner.config, learner.memory.size = config, memory_size
+            learner.restore(classes, sizes, state)
+            learner.seconds = seconds
+            self.held, self.seen, self.images, self.curve, self.measured = own
+            raise
+
+
+def check_name(name: Any) -> None:
+    """Raise :class:`InputError` if this cannot be the name of a class."""
+    if not isinstance(name, str):
+        raise InputError(f"the name of a class must be text, not {name!r:.60}")
+    if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+        raise InputError(f"{name!r:.60} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
+    if name.lower() == UNKNOWN:
+        raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """``'a', 'b' and 3 more``."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def tasks_left(capacity: Mapping[str, float], tasks: int) -> int | None:
+    """About how many more tasks fit before a layer has less than ``FULL`` percent free.
+
+    Assumes that a further task takes the same share of what is free as the tasks so far did on average.
+    """
+    if not capacity or not tasks:
+        return None
+    used = max(capacity.values())
+    if used <= 0:
+        return None
+    free = 1 - used / 100
+    if 100 * free <= FULL:
+        return 0
+    each = free ** (1 / tasks)  # share of the free part that one task leaves free
+    return int(np.floor(np.log(FULL / 100 / free) / np.log(each)))

@@ -1,0 +1,90 @@
+"""Images held back: never trained on, kept with the model, and used for the threshold, the confidence and accuracy.
+
+Of each class a fifth is held back, at most ``MOST`` images; a class with fewer than ``FEWEST`` gives none. All images
+that are kept share a budget of bytes. When classes are added and it is spent, each class keeps an equal part, drawn at
+random, so what is kept stays a fair sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from morecl.images import ImageArray
+from morecl.random import generator
+
+SHARE = 0.2
+FEWEST = 5  # images of a class below which all are trained on
+MOST = 100  # held back of a class in one lesson
+BUDGET = 64 * 2**20  # bytes of all held-back images together ...
+AT_LEAST = 5  # ... but a class always keeps as many
+
+Indices = NDArray[np.int64]
+
+
+def choose(names: Sequence[str], seed: int, lesson: int) -> Indices:
+    """Positions of the images to hold back, sorted."""
+    classes = np.array(list(dict.fromkeys(names)))
+    labels = np.array(names)
+    chosen = []
+    for number, name in enumerate(classes):
+        own = np.flatnonzero(labels == name)
+        count = min(MOST, round(SHARE * len(own))) if len(own) >= FEWEST else 0
+        order = torch.randperm(len(own), generator=generator(seed, "held back", lesson, number)).numpy()
+        chosen.append(own[order[:count]])
+    return np.sort(np.concatenate([*chosen, np.empty(0, np.int64)]))
+
+
+def fingerprints(images: ImageArray) -> NDArray[np.uint64]:
+    """A number per picture, the same for the same pixels: (N, H, W, 3) -> (N,)."""
+    digests = [hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).digest() for image in images]
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def first_seen(prints: NDArray[np.uint64], seen: NDArray[np.uint64]) -> Indices:
+    """Positions of pictures that are not in ``seen`` and did not come before among ``prints``, sorted."""
+    _, first = np.unique(prints, return_index=True)
+    fresh = first[~np.isin(prints[first], seen)]
+    return np.sort(fresh)
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Images (N, S, S, 3) and the column of each one's class (N,)."""
+
+    images: ImageArray
+    columns: Indices
+
+    @classmethod
+    def none(cls, side: int) -> HeldBack:
+        return cls(np.empty((0, side, side, 3), np.uint8), np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def counts(self, classes: int) -> Indices:
+        """Images of each class: (classes,)."""
+        return np.bincount(self.columns, minlength=classes)
+
+    def with_more(self, images: ImageArray, columns: Indices, draw: torch.Generator) -> HeldBack:
+        """These as well, cut down to the budget."""
+        images, columns = np.concatenate([self.images, images]), np.concatenate([self.columns, columns])
+        each = images[0].nbytes if len(images) else 1
+        classes = np.unique(columns)
+        quota = max(AT_LEAST, BUDGET // (each * max(1, len(classes))))
+        kept = []
+        for column in classes:
+            own = np.flatnonzero(columns == column)
+            order = torch.randperm(len(own), generator=draw).numpy() if len(own) > quota else np.arange(len(own))
+            kept.append(own[order[:quota]])
+        index = np.sort(np.concatenate([*kept, np.empty(0, np.int64)]))
+        return HeldBack(images[index], columns[index])
+
+    def without(self, column: int) -> HeldBack:
+        keep = self.columns != column
+        return HeldBack(self.images[keep], self.columns[keep])

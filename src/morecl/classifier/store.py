@@ -1,0 +1,299 @@
+"""A model as a folder with a history of versions.
+
+    MODEL/model.json       which versions there are, oldest first; the last is in use
+    MODEL/versions/3/      one version, complete: a learner (see morecl.checkpoint), classifier.json, held.safetensors
+    MODEL/.lock            held by whoever changes the model
+
+A new version is written under a temporary name and renamed, then ``model.json`` is replaced: whatever kills the process
+leaves the old model or the new one. Anything that ``model.json`` does not name is a leftover and is removed by the
+next change. Versions that share a backbone share its file (a hard link), where the file system can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from morecl import __version__
+from morecl.errors import InputError
+from morecl.files import atomic_folder, sealed, write_json
+from morecl.locking import LOCK, claimed
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.classifier.core import Classifier
+
+FORMAT = "morecl.model/1"
+MODEL, VERSIONS, DETAILS, HELD = "model.json", "versions", "classifier.json", "held.safetensors"
+KEEP = 5  # versions
+
+
+class Version(BaseModel):
+    """One version, as ``morecl history`` shows it."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    number: Annotated[int, Field(ge=1)]
+    created: str  # ISO 8601
+    action: str
+    what: str
+    classes: int
+    images: int  # trained on
+    accuracy: float | None  # percent, held-back images
+    morecl: str
+
+
+class History(BaseModel):
+    """``model.json``."""
+
+    model_config = ConfigDict(strict=True)
+
+    versions: Annotated[list[Version], Field(min_length=1)]
+
+
+class Details(BaseModel):
+    """``classifier.json``: what a classifier has beside its learner."""
+
+    model_config = ConfigDict(strict=True)
+
+    images: list[Annotated[int, Field(ge=0)]]
+    curve: list[dict[str, Any]]
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    held_sha256: str
+
+
+class ModelFolder:
+    """See the module's text."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether a model is there. A folder that holds something else is an :class:`InputError`."""
+        if (self.path / MODEL).is_file():
+            return True
+        if self.path.is_file():
+            raise InputError(f"{self.path} is a file; a model is a folder")
+        if self.path.is_dir() and any(
+            p.name not in (LOCK, VERSIONS) for p in self.path.iterdir() if not _is_leftover(p)
+        ):
+            hint = "; it is a learner saved by `learner.save`" if (self.path / "learner.json").is_file() else ""
+            raise InputError(f"{self.path} holds no model{hint}; choose another folder")
+        return False
+
+    def versions(self) -> list[Version]:
+        """Oldest first; the last is in use."""
+        return self._history().versions
+
+    def load(self, number: int | None = None, *, device: str | None = None) -> Classifier:
+        """The version ``number``, or the one in use."""
+        versions = self.versions()
+        chosen = versions[-1] if number is None else next((v for v in versions if v.number == number), None)
+        if chosen is None:
+            raise InputError(
+                f"{self.path} has no version {number}; it has {', '.join(str(v.number) for v in versions)}"
+            )
+        return _read(self._folder(chosen.number), device)
+
+    def bytes(self, number: int) -> int:
+        """Size of a version's files."""
+        return sum(file.stat().st_size for file in self._folder(number).rglob("*") if file.is_file())
+
+    # ---- changing ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep other processes from changing the model meanwhile.
+
+        Raises:
+            InputError: another process changes it.
+        """
+        self.exists()  # refuses a folder that holds something else
+        with claimed(self.path):
+            yield
+
+    def commit(
+        self, classifier: Classifier, action: str, what: str = "", *, keep: int = KEEP, purge: bool = False
+    ) -> int:
+        """Add a version and put it in use.
+
+        Args:
+            keep: versions to keep, this one included.
+            purge: keep no older version, because they hold what was to be forgotten.
+        """
+        if not classifier.classes:
+            raise InputError("nothing has been learned yet, so there is nothing to save")
+        versions = self.versions() if self.exists() else []
+        number = versions[-1].number + 1 if versions else 1
+        self._remove_leftovers(versions)
+        with atomic_folder(self._folder(number)) as temporary:
+            _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
+        version = Version(
+            number=number,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            action=action,
+            what=what,
+            classes=len(classifier.classes),
+            images=sum(classifier.images),
+            accuracy=classifier.accuracy(),
+            morecl=__version__,
+        )
+        self._put([*versions, version][-1 if purge else -max(1, keep) :])
+        return number
+
+    def undo(self) -> Version:
+        """Go back to the version before; the newest one is removed. Returns the one that is now in use."""
+        versions = self.versions()
+        if len(versions) < 2:
+            raise InputError(f"{self.path} has no earlier version to go back to")
+        self._put(versions[:-1])
+        return versions[-2]
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _folder(self, number: int) -> Path:
+        return self.path / VERSIONS / str(number)
+
+    def _history(self) -> History:
+        file = self.path / MODEL
+        if not file.is_file():
+            self.exists()
+            raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
+        return History.model_validate(_read_sealed(file))
+
+    def _put(self, versions: list[Version]) -> None:
+        """Make these the model's versions and remove all others."""
+        value = {"format": FORMAT, "versions": [version.model_dump() for version in versions]}
+        write_json(self.path / MODEL, sealed(value))
+        self._remove_leftovers(versions)
+
+    def _remove_leftovers(self, versions: list[Version]) -> None:
+        named = {str(version.number) for version in versions}
+        folder = self.path / VERSIONS
+        for path in [
+            *(folder.iterdir() if folder.is_dir() else ()),
+            *(p for p in self.path.iterdir() if _is_leftover(p)),
+        ]:
+            if path.parent != folder or path.name not in named:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _is_leftover(path: Path) -> bool:
+    return path.name.startswith(f".{MODEL}.") and path.name.endswith(".tmp")
+
+
+def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from morecl import checkpoint
+
+    checkpoint.write(classifier.learner, folder, include_backbone=True)
+    _share(folder / checkpoint.BACKBONE, before / checkpoint.BACKBONE if before else None)
+    tensors = {
+        "images": torch.from_numpy(classifier.held.images),
+        "columns": torch.from_numpy(classifier.held.columns),
+        "ood_scores": torch.from_numpy(classifier.measured.ood_scores),
+        "right": torch.from_numpy(classifier.measured.right),
+        "seen": torch.from_numpy(classifier.seen.view("int64")),
+    }
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / HELD)
+    details = {
+        "format": FORMAT,
+        "images": classifier.images,
+        "curve": classifier.curve,
+        "temperature": classifier.temperature,
+        "held_sha256": _sha256(folder / HELD),
+    }
+    write_json(folder / DETAILS, sealed(details))
+
+
+def _share(file: Path, other: Path | None) -> None:
+    """Replace ``file`` by a hard link to ``other`` if both are the same; leave it as it is where that cannot be done."""
+    if other is None or not file.is_file() or not other.is_file() or file.stat().st_size != other.stat().st_size:
+        return
+    if _sha256(file) != _sha256(other):
+        return
+    link = file.with_name(f"{file.name}.link")
+    with suppress(OSError):
+        os.link(other, link)
+        os.replace(link, file)
+
+
+def _read(folder: Path, device: str | None) -> Classifier:
+    import numpy as np
+
+    from morecl import checkpoint
+    from morecl.classifier.core import Classifier, Measured
+    from morecl.classifier.holding import HeldBack
+
+    learner = checkpoint.load(folder, device=device)
+    details = Details.model_validate(_read_sealed(folder / DETAILS))
+    held = _read_held(folder / HELD, details.held_sha256)
+    count, classes, side = len(held["columns"]), len(learner.classes), learner.backbone.input.resize
+    expected = {
+        "images": ((count, side, side, 3), np.uint8),
+        "columns": ((count,), np.int64),
+        "ood_scores": ((count,), np.float64),
+        "right": ((count,), np.bool_),
+        "seen": (held["seen"].shape[:1], np.int64),
+    }
+    for key, (shape, kind) in expected.items():
+        if held[key].shape != shape or held[key].dtype != kind:
+            raise InputError(f"{folder} is damaged: {HELD}, {key} is {held[key].dtype} {held[key].shape}")
+    if len(details.images) != classes or (count and not 0 <= held["columns"].min() <= held["columns"].max() < classes):
+        raise InputError(f"{folder} is damaged: {DETAILS} and {HELD} do not fit its learner")
+    if not np.isfinite(held["ood_scores"]).all():
+        raise InputError(f"{folder} is damaged: {HELD} holds scores that are not finite")
+    return Classifier(
+        learner,
+        held=HeldBack(held["images"], held["columns"]),
+        seen=held["seen"].view(np.uint64),
+        images=details.images,
+        curve=details.curve,
+        measured=Measured(held["ood_scores"], held["right"], details.temperature),
+    )
+
+
+def _read_held(file: Path, sha256: str) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        if _sha256(file) != sha256:
+            raise InputError(f"{file} is damaged: it is not the file that was saved (its sha256 differs)")
+        held = load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{file} is damaged: {error}") from error
+    if missing := {"images", "columns", "ood_scores", "right", "seen"} - held.keys():
+        raise InputError(f"{file} is damaged: it has no {', '.join(sorted(missing))}")
+    return held
+
+
+def _read_sealed(file: Path) -> dict[str, Any]:
+    """A JSON file of this format, checked against its seal."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        intact = isinstance(value, dict) and value.get("format") == FORMAT and value == sealed(value)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read ({error})") from error
+    if not intact:
+        raise InputError(f"{file} is damaged, or was written by another version of morecl (expected {FORMAT})")
+    return {key: part for key, part in value.items() if key not in ("format", "sha256")}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
