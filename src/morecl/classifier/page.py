@@ -145,7 +145,8 @@ def _roc_picture(found: Evaluation) -> Picture:
     if found.promise.threshold is not None and found.known_rejected is not None and found.unknown_rejected is not None:
         chosen = found.known_rejected, found.unknown_rejected
     alt = f"ROC curve, area {found.auc:.1f} %." if found.auc is not None else "ROC curve."
-    return Picture("ROC curve: every threshold there is", alt, lambda width: figures.roc_curve(found.roc, chosen, width))
+    title = "ROC curve: every threshold there is"
+    return Picture(title, alt, lambda width: figures.roc_curve(found.roc, chosen, width))
 
 
 def _reliability_picture(found: Evaluation) -> Picture:

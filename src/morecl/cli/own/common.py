@@ -84,9 +84,7 @@ def promise_lines(promise: Promise) -> list[str]:
     if promise.threshold is None:
         lines = [f'No image is called "unknown": {promise.why.removesuffix("; nothing is called unknown")}.']
         if possible := best_accept(promise.images):
-            lines.append(
-                f"--accept {possible:g} is possible; so are more images per class, a fifth of which is held back."
-            )
+            lines.append(f"Possible: --accept {possible:g}, or more images per class; a fifth of them is held back.")
         return lines
     basis = f"{promise.threshold:.4g}, from {counted(promise.images, 'held-back image')}"
     if promise.share is None:

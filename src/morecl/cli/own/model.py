@@ -76,7 +76,7 @@ def show_info(console: Console, found: Info) -> None:
             f"{percent(p['accuracy'])} ({p['action']}, {counted(p['classes'], 'class', 'classes')})"
             for p in found.curve
         ]
-        say(f"After each lesson: {', '.join(steps)}.")
+        say(f"After each change: {', '.join(steps)}.")
     for line in promise_lines(found.promise):
         say(line)
     if found.capacity:
