@@ -25,7 +25,7 @@ the memory, each image left out of the sums in closed form. How well an image is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -55,10 +55,14 @@ class MorerpConfig(MoreConfig):
 
 
 class MorerpRule(MoreRule):
-    """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class."""
+    """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class.
+
+    A class that was forgotten has no part in the classifier's probabilities and in the ranking of tasks.
+    """
 
     source: Tensor
     counts: Tensor
+    mixed: Tensor
 
     def __init__(
         self,
@@ -74,14 +78,16 @@ class MorerpRule(MoreRule):
         self.ridge = ridge
         self.weight = weight
         self.asked = asked
-        self.sizes: list[int] = []  # classes of each task
         self.register_buffer("source", torch.zeros((), dtype=torch.int64))  # task whose network feeds the classifier
         self.register_buffer("counts", torch.zeros(0))  # images of each class that were learned
+        # classes of which some images in the sums stand in for others and some do not
+        self.register_buffer("mixed", torch.zeros(0, dtype=torch.bool))
 
     def grow(self, classes: int) -> None:
-        self.sizes.append(classes)
+        super().grow(classes)
         self.ridge.grow(classes)
         self.counts = F.pad(self.counts, (0, classes))
+        self.mixed = F.pad(self.mixed, (0, classes))
 
     # ---- after a task -----------------------------------------------------------------------------------------
 
@@ -93,23 +99,53 @@ class MorerpRule(MoreRule):
         if task.index and len(stored) and task.classes >= MOVE_FACTOR * task.first_column:
             self._move(learned, stored)
         self.ridge.add(learned.features(self.network), columns)
-        if len(stored):
-            self.ridge.solve(learned.memory_features(self.network), stored, self._weights(stored))
+        self._solve(learned, stored, columns)
+
+    def add(self, learned: LearnedTask) -> None:
+        """Further images count once each, also those of classes for which images in memory stand in."""
+        columns = learned.task.columns.to(self.counts.device)
+        self.counts += torch.bincount(columns, minlength=len(self.counts))
+        touched = torch.zeros_like(self.mixed)
+        touched[columns] = True
+        self.mixed |= touched & self._standing_in()
+        self.ridge.add(learned.features(self.network), columns)
+        self._solve(learned, torch.from_numpy(learned.memory.columns).to(columns.device), columns)
+
+    def forget(self, column: int) -> None:
+        super().forget(column)
+        self.ridge.drop(column)
+        self.counts[column] = 0
+        self.mixed[column] = False
+
+    def _solve(self, learned: LearnedTask, stored: Tensor, columns: Tensor) -> None:
+        """On the memory, or on the images just added, ``columns``, if there is none whose weights are known."""
+        known = ~self.mixed[stored]  # nobody knows which of the images in memory stand in for others
+        if known.any():
+            features = learned.memory_features(self.network)[known]
+            self.ridge.solve(features, stored[known], self._weights(stored)[known], self.forgotten)
         else:
-            self.ridge.solve(learned.features(self.network), columns)
+            self.ridge.solve(learned.features(self.network), columns, without=self.forgotten)
 
     def _move(self, learned: LearnedTask, stored: Tensor) -> None:
         """Start again on the newest network, with the older classes' images in memory."""
         self.source.fill_(learned.task.index)
         self.ridge.clear()
+        self.mixed.zero_()
         older = stored < learned.task.first_column
         self.ridge.add(learned.memory_features(self.network)[older], stored[older], self._weights(stored)[older])
 
     def _weights(self, stored: Tensor) -> Tensor:
         """What each image in memory counts in the sums: more than 1 if it stands in for others of its class."""
         held = torch.bincount(stored, minlength=len(self.counts)).clamp(min=1)
-        standing_in = torch.arange(len(self.counts), device=stored.device) < sum(self.sizes[: int(self.source)])
-        return torch.where(standing_in, self.counts / held, 1.0)[stored]
+        return torch.where(self._standing_in(), self.counts / held, 1.0)[stored]
+
+    def _standing_in(self) -> Tensor:
+        """(C,): the classes that are older than the network, for which images in memory stand in."""
+        return torch.arange(len(self.counts), device=self.counts.device) < sum(self.sizes[: int(self.source)])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(prefix + "mixed", torch.zeros_like(self.mixed))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
@@ -119,19 +155,19 @@ class MorerpRule(MoreRule):
         return f"{PATCHES}{int(self.source)}"
 
     def answer(self, features: Features) -> Output:
-        ridge = self.ridge.log_probabilities(features(self.network))  # (N, C)
-        scores = self._more_scores(features, self._ranking(ridge))
-        combined = scores + self.weight * ridge
+        ridge = self.ridge.log_probabilities(features(self.network), self.forgotten)  # (N, C), -inf if forgotten
+        scores = self._without_forgotten(self._more_scores(features, self._ranking(ridge)))
+        combined = self._without_forgotten(scores + self.weight * ridge)
         return Output(combined, combined.softmax(1), scores.amax(1))
 
     def _ranking(self, ridge: Tensor) -> Tensor:
         """(N, tasks): whether the network of a task is asked about an image."""
-        tasks = len(self.sizes)
+        tasks, remaining = len(self.sizes), self.remaining()
         if self.asked is None or self.asked >= tasks:
-            return torch.ones(len(ridge), tasks, dtype=torch.bool, device=ridge.device)
+            return remaining.expand(len(ridge), tasks)
         by_task = torch.stack([part.logsumexp(1) for part in ridge.split(self.sizes, 1)], 1)
         chosen = by_task.topk(self.asked, dim=1).indices
-        return torch.zeros_like(by_task, dtype=torch.bool).scatter_(1, chosen, True)
+        return torch.zeros_like(by_task, dtype=torch.bool).scatter_(1, chosen, True) & remaining
 
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
@@ -153,6 +189,7 @@ class Morerp(More):
     trained_as: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MorerpConfig
     config: MorerpConfig
+    rule: MorerpRule
 
     def _new_rule(self) -> MorerpRule:
         config = self.config
