@@ -34,6 +34,7 @@ EXACT = 8192  # images up to which everything is computed in float64
 LIGHT = 4.0  # weight up to which float32 will do for more images
 LEFT_OUT = 2000  # images that are left out in turn
 CHUNK = 4096  # images whose distances to all others are held at once
+NO_CLASS = -1  # column of an image whose class was forgotten
 
 
 class Solved(NamedTuple):
@@ -82,8 +83,10 @@ class KernelRidge(nn.Module):
         self._keep(torch.zeros(len(self), dtype=torch.bool, device=self.columns.device))
 
     def drop(self, column: int) -> None:
-        """Forget a class and its images. Call :meth:`solve` afterwards."""
-        self._keep(self.columns != column)
+        """Forget a class: it has no outputs any more. Its images stay, as examples of none of the classes, because the
+        outputs of all others would change without them."""
+        self.columns[self.columns == column] = NO_CLASS
+        self.dual[:, column] = 0
 
     @torch.no_grad()
     def add(self, features: Tensor, columns: Tensor, weights: Tensor | None = None) -> None:
@@ -130,9 +133,10 @@ class KernelRidge(nn.Module):
         count = len(self)
         heavy = bool(count) and float(self.weights.max()) > LIGHT
         dtype = torch.float64 if count <= EXACT or heavy else torch.float32
-        onehot = F.one_hot(self.columns, self.classes).to(dtype)
+        onehot = F.one_hot(self.columns + 1, self.classes + 1)[:, 1:].to(dtype)  # a row of zeros for none of them
         draw = generator(self.seed, "left out", count)
-        rows = torch.randperm(count, generator=draw)[:LEFT_OUT].sort().values.to(self.columns.device)
+        order = torch.randperm(count, generator=draw).to(self.columns.device)
+        rows = order[self.columns[order] != NO_CLASS][:LEFT_OUT].sort().values
 
         def attempt(place: int) -> tuple[float, Solved]:
             solved = self._solved(STRENGTHS[place], onehot, rows)
@@ -174,7 +178,7 @@ class KernelRidge(nn.Module):
         """The number of kept images comes from the state; everything else must fit."""
         columns = state_dict.get(f"{prefix}columns")
         if columns is not None and columns.ndim == 1 and columns.dtype == torch.int64:
-            if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < self.classes:
+            if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < self.classes:
                 raise ValueError(f"{prefix}columns names classes that do not exist")
             device = self.columns.device
             self.features = torch.zeros(len(columns), self.dim, dtype=torch.float16, device=device)

@@ -11,7 +11,7 @@ from scipy import stats
 
 import more_reference as reference
 import tiny
-from morecl import gaussian
+from morecl import gaussian, kernel_ridge
 from morecl.memory import ReplayMemory, hypergeometric
 from morecl.methods import more as module
 from morecl.methods.more import More, _balanced
@@ -69,7 +69,7 @@ def test_statistics_of_a_learner_are_those_of_all_its_images(method: str) -> Non
 
 def test_the_ridge_is_that_of_all_images() -> None:
     """The strength is the one it chose; W of all images at once, in float64."""
-    learner: Any = tiny.create("morerp")
+    learner: Any = tiny.create("morerp", projection=40)
     assert isinstance(learner, Morerp)
     for images, labels in TASKS:
         learner.learn_task(images, labels)
@@ -86,6 +86,21 @@ def test_the_ridge_is_that_of_all_images() -> None:
     r = STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
     expected = np.linalg.solve(gram + r * np.eye(len(gram)), cross)
     assert np.abs(ridge.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_the_kernel_classifier_is_that_of_all_images() -> None:
+    learner: Any = tiny.create("morerp")
+    for images, labels in TASKS:
+        learner.learn_task(images, labels)
+    learner.add_examples(IMAGES, LABELS)
+    ridge, parts = learner.rule.ridge, [*TASKS, (IMAGES, LABELS)]
+    z = torch.cat([learner.embed(learner.prepare(x), "patches 0") for x, _ in parts]).double()
+    a = (z / ridge.scale).half().double().numpy()
+    columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
+    kernel = np.exp(-((a[:, None] - a[None]) ** 2).mean(-1))
+    strength = kernel_ridge.STRENGTHS[int(ridge.place)]
+    expected = np.linalg.solve(kernel + strength * np.eye(len(a)), np.eye(6)[columns])
+    assert np.abs(ridge.dual.numpy() - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_further_images_of_a_class_for_which_images_in_memory_stand_in() -> None:
