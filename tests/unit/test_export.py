@@ -26,7 +26,7 @@ from morecl.methods.more import MoreRule
 from morecl.methods.morerp import NOT_ASKED
 
 SIDE, RESIZE = 16, 17  # of the small backbone
-SIZES = [2, 1, 3, 2, 1, 2, 2, 3, 1, 2]  # classes of each task
+SIZES = [1, 2, 3, 2, 1, 2, 2, 3, 1, 2]  # classes of each task; MORE-RP's classifier moves to the second network
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "predict_onnx.py"
 
 
@@ -116,6 +116,7 @@ def test_answers_after_ten_tasks(exported: Any) -> None:
     assert 0 < answers["unknown"].sum() < len(images)
     assert answers["unknown"].dtype == np.bool_
     if learner.name == "morerp":
+        assert int(learner.rule.source) == 1
         assert ((answers["scores"] > NOT_ASKED / 2).sum(1) < len(learner.classes)).all()
 
 
@@ -238,7 +239,6 @@ def test_forgotten_classes_never_win(exported: Any) -> None:
     assert (after["label"] != gone).all()
     assert (after["scores"][:, gone] == torch.finfo(torch.float32).min).all()
     assert after["scores"].isfinite().all()
-    assert (after["ood_score"] >= before["ood_score"] - 1e-6).all()
     if type(learner.rule) is MoreRule:
         others = torch.arange(len(learner.classes)) != gone
         assert torch.equal(after["scores"][:, others], before["scores"][:, others])
