@@ -35,6 +35,35 @@ def estimate(features: Tensor, targets: Tensor, classes: int) -> Gaussians:
     return Gaussians(means, centred.T @ centred / classes, len(features))
 
 
+def scatters(features: Tensor, targets: Tensor, means: Tensor) -> Tensor:
+    """Of each class, sum (z - mu)(z - mu)^T, packed: (N, D), (N,), (C, D) -> (C, D (D + 1) / 2)."""
+    centred = features.double() - means[targets]
+    return torch.stack([packed(own.mT @ own) for own in (centred[targets == c] for c in range(len(means)))])
+
+
+def extended(
+    g: Gaussians, counts: Tensor, spread: Tensor, features: Tensor, targets: Tensor
+) -> tuple[Gaussians, Tensor, Tensor]:
+    """What :func:`estimate` gives for all images, if ``features`` (M, D) of known classes ``targets`` (M,) join them.
+
+    Since Eq. 6 divides the scatter of each class by its own n, the shared covariance alone does not say enough:
+    ``counts`` (C,) are the images of each class so far and ``spread`` (C, D (D + 1) / 2) its :func:`scatters`. A class
+    without new images may have zeros there. Returns all three as they are now.
+    """
+    features, means, covariance = features.double(), g.means.clone(), g.covariance.clone()
+    counts, spread = counts.clone(), spread.clone()
+    for c in targets.unique().tolist():
+        own, n = features[targets == c], int(counts[c])
+        m, mean = len(own), own.mean(0)
+        centred, shift = own - mean, mean - g.means[c]
+        old = unpacked(spread[c], len(shift))
+        new = old + centred.mT @ centred + n * m / (n + m) * torch.outer(shift, shift)
+        covariance += (new / (n + m) - old / n) / len(means)
+        means[c] += m / (n + m) * shift
+        counts[c], spread[c] = n + m, packed(new)
+    return Gaussians(means, covariance, g.samples + len(features)), counts, spread
+
+
 def precision(g: Gaussians) -> Tensor:
     """Inverse or pseudo-inverse of the covariance: (D, D).
 
@@ -74,6 +103,21 @@ def shrinkage(g: Gaussians) -> Tensor:
 
 def _enough(g: Gaussians) -> bool:
     return g.samples - g.means.shape[0] >= g.covariance.shape[0]
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric (D, D), row after row: (D (D + 1) / 2,)."""
+    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[row, column]
+
+
+def unpacked(triangle: Tensor, side: int) -> Tensor:
+    """The symmetric (``side``, ``side``) of :func:`packed`."""
+    matrix = triangle.new_zeros(side, side)
+    row, column = torch.triu_indices(side, side, device=triangle.device)
+    matrix[row, column] = triangle
+    matrix[column, row] = triangle
+    return matrix
 
 
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
 
 
 def _share(file: Path, other: Path | None) -> None:
-    """Replace ``file`` by a hard link to ``other`` if both are the same, where the file system can."""
+    """Replace ``file`` by a hard link to ``other`` if they are the same and the file system can."""
     if other is None or not file.is_file() or not other.is_file() or file.stat().st_size != other.stat().st_size:
         return
     if _sha256(file) != _sha256(other):
