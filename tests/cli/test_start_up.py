@@ -49,7 +49,13 @@ def modules_after(*arguments: object) -> tuple[int, set[str], str, str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (["--help"], 0, "Commands:"),
+        (["--help"], 0, "Your own images:"),
+        (["--help"], 0, "Experiments:"),
+        (["learn", "--help"], 0, "--minutes"),
+        (["learn", "nowhere", "nothing"], 2, "there is no folder nothing"),
+        (["learn", "nowhere", ".", "--method", "mroe"], 2, "did you mean 'more'?"),
+        (["history", "nowhere"], 2, "there is no model in nowhere"),
+        (["predict", "nowhere", "x.png"], 2, "there is no model in nowhere"),
         (["run", "--help"], 0, "--train-per-class"),
         (["--version"], 0, "morecl "),
         (["list", "methods"], 0, "MORE and the methods its paper compares with"),

@@ -124,7 +124,9 @@ class Classifier:
         """Add this classifier to ``folder`` as a new version, whose number is returned. Older ones stay as they are."""
         from morecl.classifier.store import ModelFolder
 
-        return ModelFolder(folder).commit(self, action, what)
+        model = ModelFolder(folder)
+        with model.changing():
+            return model.commit(self, action, what)
 
     # ---- what it knows ----------------------------------------------------------------------------------------
 
@@ -437,8 +439,10 @@ class Classifier:
             raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
 
     def _known(self, settings: dict[str, int]) -> dict[str, int]:
-        """Those settings that the method has."""
-        return {key: value for key, value in settings.items() if key in type(self.learner.config).model_fields}
+        """Those settings that the method has and that take effect."""
+        config = self.learner.config
+        effective = config.choose(config.model_dump() | settings)
+        return {key: value for key, value in settings.items() if key in effective}
 
     def _count(self, names: Sequence[str]) -> None:
         self.images += [0] * (len(self.learner.classes) - len(self.images))

@@ -1,0 +1,193 @@
+"""What the commands for one's own images reach on handwritten digits, with the shipped backbone on a CPU.
+
+    python benchmarks/own_images.py --out results/own-images            # all parts, about 20 minutes on two idle cores
+    python benchmarks/own_images.py story kills --out results/own-images
+
+Parts, and what they should reach:
+
+- ``story``: digits 0 to 4 in two tasks of 60 images per digit; most of 5 to 9 are called unknown; then they are taught.
+- ``few``: ten digits from 20 photos each, in one lesson: at least 80 % right.
+- ``more``: one digit is taught with 10 images, then gets 50 more: its accuracy rises.
+- ``promise``: at most 7 % of fresh images of known classes are called unknown at 5 %, mean of ten splits.
+- ``kills``: ``morecl learn`` is killed (SIGKILL) at 50 random moments; the model loads each time and answers as before
+  or as after the lesson.
+
+Each part writes OUT/PART.json. Images are PNG files of 32 x 32 pixels from scikit-learn's digits, shuffled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import morecl
+from morecl.classifier import Evaluation, ModelFolder
+from morecl.files import write_json
+
+BACKBONE = "vit_mini_patch4_32"
+SPLITS, KILLS = 10, 50
+FRESH = 100  # images of each digit from this number on are never learned
+
+
+def write_digits(folder: Path, digits: Iterable[int], start: int, stop: int, seed: int = 0) -> Path:
+    """Number ``start`` to ``stop`` of each digit as FOLDER/DIGIT/NUMBER.png, in an order that ``seed`` draws."""
+    data = load_digits()
+    order = np.random.default_rng(seed).permutation(len(data.target))
+    images, labels = (data.images[order] * 255 / 16).astype(np.uint8), data.target[order]
+    for digit in digits:
+        own = folder / str(digit)
+        own.mkdir(parents=True, exist_ok=True)
+        for number in np.flatnonzero(labels == digit)[start:stop].tolist():
+            Image.fromarray(images[number]).resize((32, 32)).save(own / f"{number}.png")
+    return folder
+
+
+def new(seed: int = 0, **settings: Any) -> morecl.Classifier:
+    return morecl.Classifier.create(backbone=BACKBONE, device="cpu", seed=seed, **settings)
+
+
+def measured(found: Evaluation) -> dict[str, Any]:
+    names = ("accuracy", "accuracy_forced", "known_rejected", "unknown_rejected", "auc", "mean_confidence")
+    return {name: getattr(found, name) for name in (*names, "calibration_error")}
+
+
+def story(folder: Path) -> dict[str, Any]:
+    classifier = new()
+    lessons = [
+        classifier.learn(write_digits(folder / "first", [0, 1, 2], 0, 60)),
+        classifier.learn(write_digits(folder / "second", [3, 4], 0, 60)),
+    ]
+    test = write_digits(folder / "test", range(10), FRESH, 1000)
+    before = measured(classifier.evaluate(test))
+    lessons.append(classifier.learn(write_digits(folder / "third", range(5, 10), 0, 60)))
+    return {
+        "lessons": [asdict(lesson) for lesson in lessons],
+        "five to nine unknown": before,
+        "all taught": measured(classifier.evaluate(test)),
+    }
+
+
+def few(folder: Path) -> dict[str, Any]:
+    classifier = new()
+    lesson = classifier.learn(write_digits(folder / "photos", range(10), 0, 20))
+    found = classifier.evaluate(write_digits(folder / "test", range(10), FRESH, 1000))
+    return {"lesson": asdict(lesson), "test": measured(found)}
+
+
+def more(folder: Path) -> dict[str, Any]:
+    classifier = new()
+    write_digits(folder / "photos", [0, 3, 5], 0, 60)
+    classifier.learn(write_digits(folder / "photos", [8], 0, 10))
+    test = write_digits(folder / "test", [0, 3, 5, 8], FRESH, 1000)
+
+    def right() -> dict[str, float | None]:
+        return {each.name: each.accuracy for each in classifier.evaluate(test).classes}
+
+    before = right()
+    lesson = classifier.add(write_digits(folder / "further", [8], 10, 60))
+    return {"before": before, "after": right(), "lesson": asdict(lesson)}
+
+
+def promise(folder: Path) -> dict[str, Any]:
+    shares = []
+    for seed in range(SPLITS):
+        classifier = new(seed, image_size=16)  # a quarter of the time; the promise holds for any network
+        classifier.learn(write_digits(folder / f"first-{seed}", [0, 1, 2], 0, 60, seed))
+        classifier.learn(write_digits(folder / f"second-{seed}", [3, 4], 0, 60, seed))
+        found = classifier.evaluate(write_digits(folder / f"test-{seed}", range(5), 60, 1000, seed))
+        shares.append(found.known_rejected)
+        print(f"  split {seed}: {found.known_rejected:.2f} % of known images called unknown", flush=True)
+    return {"accept": 0.95, "held_back": 60, "called unknown": shares, "mean": float(np.mean(shares))}
+
+
+def kills(folder: Path) -> dict[str, Any]:
+    photos = write_digits(folder / "photos", [2, 3], 0, 40)
+    asked = [str(p) for p in sorted(write_digits(folder / "asked", range(4), FRESH, FRESH + 5).rglob("*.png"))]
+    start = folder / "start"
+    learned = new(image_size=8)
+    learned.learn(write_digits(folder / "known", [0, 1], 0, 60))
+    learned.save(start)
+
+    def learning(model: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "morecl", "learn", str(model), str(photos)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def said(model: Path) -> list[tuple[str | None, float | None]]:
+        return [(a.label, a.ood_score) for a in morecl.Classifier.open(model).predict(asked)]
+
+    whole = Path(shutil.copytree(start, folder / "whole"))
+    began = time.monotonic()
+    if learning(whole).wait():
+        raise SystemExit("the lesson failed")
+    seconds = time.monotonic() - began
+    old, done = said(start), said(whole)
+    draw = random.Random(0)
+    outcome = {"as before": 0, "as after": 0, "neither": 0}
+    for number in range(KILLS):
+        model = Path(shutil.copytree(start, folder / f"killed-{number}"))
+        process = learning(model)
+        if number % 2:  # at any moment
+            time.sleep(draw.uniform(0, 1.1) * seconds)
+        else:  # once it writes
+            while process.poll() is None and len(list((model / "versions").iterdir())) < 2:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, 0.1))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        answers = said(model)
+        versions = len(ModelFolder(model).versions())
+        same = [label for label, _ in answers] == [label for label, _ in done]
+        kind = "as before" if versions == 1 and answers == old else "as after" if versions == 2 and same else "neither"
+        outcome[kind] += 1
+        shutil.rmtree(model)
+        print(f"  kill {number}: {kind}", flush=True)
+    return {"kills": KILLS, "seconds of the lesson": seconds, **outcome}
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "story": story,
+    "few": few,
+    "more": more,
+    "promise": promise,
+    "kills": kills,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    for name in given.parts or PARTS:
+        print(name, flush=True)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found = PARTS[name](Path(folder))
+        versions = {"morecl": morecl.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        record = {"part": name, "backbone": BACKBONE, **found, "seconds": time.monotonic() - began, **versions}
+        write_json(given.out / f"{name}.json", record)
+        print({key: value for key, value in record.items() if key not in ("lessons", "lesson")}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

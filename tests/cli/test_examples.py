@@ -1,0 +1,51 @@
+"""The examples for one's own images run as they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+import morecl
+from tiny import pictures
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_watcher_sorts_what_it_finds(tmp_path: Path) -> None:
+    classifier = morecl.Classifier.create(
+        method="ncm", backbone="vit_mini_patch4_32", image_size=8, device="cpu", eval_batch_size=16
+    )
+    images = [image for kind in (0, 1) for image in pictures(kind, 60)]
+    classifier.learn(images, ["a/b"] * 60 + ["c"] * 60)
+    classifier.save(tmp_path / "model")
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for name, kind in (("one.png", 0), ("two.png", 1), ("three.png", 5)):
+        Image.fromarray(pictures(kind, 1, draw=3)[0]).save(inbox / name)
+    (inbox / "bad.png").write_bytes(b"bad")
+    (inbox / "note.txt").write_text("stays")
+    (tmp_path / "sorted" / "c").mkdir(parents=True)
+    (tmp_path / "sorted" / "c" / "two.png").write_text("was here before")
+    done = run("watch_folder.py", tmp_path / "model", inbox, tmp_path / "sorted", "--once")
+    assert done.returncode == 0, done.stderr
+    found = {str(p.relative_to(tmp_path / "sorted")) for p in (tmp_path / "sorted").rglob("*") if p.is_file()}
+    assert found == {"a_b/one.png", "c/two.png", "c/two-2.png", "unknown/three.png", "unreadable/bad.png"}
+    assert [p.name for p in inbox.iterdir()] == ["note.txt"]
+    assert (tmp_path / "sorted" / "c" / "two.png").read_text() == "was here before"
+    assert "there is no model" in run("watch_folder.py", tmp_path / "none", inbox, tmp_path).stderr
+
+
+def test_the_digits_example_runs() -> None:
+    done = run("digits_classifier.py", "--minutes", 0.02)
+    assert done.returncode == 0, done.stderr
+    assert "learned 0, 1, 2:" in done.stdout and "5 to 9, never taught:" in done.stdout
