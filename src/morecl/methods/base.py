@@ -8,7 +8,8 @@ Who calls what, in which order:
   features are needed, ``embed`` computes them, ``score`` turns them into one number per class. A network keeps its name
   exactly as long as its features stay the same, so features can be cached by name.
 - ``add_examples``, ``forget``, ``rename`` and ``configure`` (the user) change a learner between tasks, all or nothing
-  like ``learn_task``. The first two call ``_add_examples`` and ``_forget``, which not every method has.
+  like ``learn_task`` (:mod:`morecl.methods.between_tasks`). The first two call ``_add_examples`` and ``_forget``, which
+  not every method has.
 - ``state`` and ``restore`` (checkpoints, and the methods above when they fail) take and put back all that was learned.
 - ``adopt`` and ``fit_rule`` (rescoring) put another rule on networks that are already trained.
 
@@ -21,21 +22,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from morecl.config import LearnerConfig, Role, SgdConfig
-from morecl.errors import DivergedError, InputError
+from morecl.errors import InputError
 from morecl.images import as_array
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
-from morecl.methods.tools import TrainingTools, count
+from morecl.methods.between_tasks import BetweenTasks
+from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
@@ -43,9 +43,8 @@ from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
-from morecl.random import generator
 from morecl.scoring import Features, LearnedTask, Output, Rule
-from morecl.task import TaskData, check_label, read_task, refuse_known, refuse_unknown, task_data
+from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
 
 __all__ = ["Learner", "Output", "Prediction", "TaskData", "count"]
@@ -60,11 +59,9 @@ ENTRIES = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
 # Settings with these roles do not change what is trained.
 SCORING: Role = "scoring"
 MACHINE: tuple[Role, ...] = ("machine", "weights")
-# Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
-FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
 
 
-class Learner(TrainingTools, ABC):
+class Learner(BetweenTasks, ABC):
     """An image classifier that learns new classes, task after task. See the module's text for the order of calls."""
 
     name: ClassVar[str]
@@ -120,14 +117,6 @@ class Learner(TrainingTools, ABC):
     def _new_rule(self) -> Rule:
         """The rule that turns features into scores, as before the first task."""
 
-    def _add_examples(self, examples: TaskData, listener: Listener) -> None:
-        """Take in further images of known classes, which ``examples`` holds as one task of all classes. Optional."""
-        raise NotImplementedError
-
-    def _forget(self, column: int) -> None:
-        """Make a class no longer an answer. Its label and images in memory are taken away afterwards. Optional."""
-        raise NotImplementedError
-
     @abstractmethod
     def networks(self) -> list[str]:
         """Names of the networks whose features :meth:`score` needs, in that order."""
@@ -177,81 +166,6 @@ class Learner(TrainingTools, ABC):
             self._derived.clear()
             self._fit_rule(task)
             self._require_finite(task)
-
-    def add_examples(self, images: Any, labels: Any = None, listener: Listener = silent) -> None:
-        """Take in further images of classes that are known.
-
-        The networks do not change. What is computed from images (class means, sums, heads, memory) becomes what it
-        would be, or close to it, had these images been there when their classes were learned.
-
-        Args:
-            images, labels: as in :meth:`learn_task`, but all labels have been learned before.
-            listener: called after each epoch of what is trained again.
-
-        Raises:
-            InputError: a label is unknown, or the method cannot do this. The learner is unchanged.
-            TypeError, ValueError: the input is not usable. The learner is unchanged.
-        """
-        self._require("_add_examples", "take further images of known classes")
-        array, names = read_task(images, labels, self.backbone.input.resize)
-        refuse_unknown(names, self.classes)
-        examples = task_data(array, names, self.classes, len(self.task_sizes) - 1, 0)
-        with self._all_or_nothing(examples.index):
-            self._add_examples(examples, listener)
-            self._derived.clear()
-            self._require_finite(examples)
-
-    def rename(self, old: Hashable, new: Hashable) -> None:
-        """Give a class another label, which no other class has. Nothing else changes."""
-        column, name = self._column(old), check_label(new)
-        if name in (other for c, other in enumerate(self.classes) if c != column):
-            raise InputError(f"cannot rename {old!r}: another class is called {name!r}")
-        self.classes[column] = name
-
-    def forget(self, label: Hashable) -> None:
-        """Make a class no longer an answer. Its label may be learned again later, as a new class.
-
-        Its images leave the memory, and what was summed or counted for it alone becomes zero. Scores of the other
-        classes stay exactly as they are. That is why something remains: the networks as they were trained, the class's
-        output in its task's head, which now means one more "none of these", its mean as one of the task's known places,
-        and its part in sums over images of all classes. In ``classes`` a :class:`morecl.labels.Forgotten` takes its
-        place, so that columns do not move.
-
-        Raises:
-            InputError: there is no such class, it is the last one, or the method cannot do this.
-        """
-        self._require("_forget", "forget a class")
-        column = self._column(label)
-        if sum(not isinstance(other, Forgotten) for other in self.classes) == 1:
-            raise InputError(f"cannot forget {label!r}: it is the only class, and nothing would be left to answer")
-        with self._all_or_nothing(len(self.task_sizes) - 1), torch.no_grad():
-            self._forget(column)
-            self._derived.clear()
-            self.memory.drop(column)
-            self.classes[column] = Forgotten(column)
-
-    def configure(self, **settings: Any) -> None:
-        """Change how the next tasks are trained: ``configure(epochs=5, memory_size=500)``.
-
-        A smaller memory is cut down at once; a larger one fills up with the next tasks.
-
-        Raises:
-            InputError: a setting does not exist, has a bad value, would have no effect, or cannot change any more
-                because networks, random draws or answers depend on it. Nothing is changed.
-        """
-        config = self.Config.parse(self.config.model_dump() | settings)
-        self.Config.refuse_idle(self.name, settings, self.config.model_dump())
-        differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]
-        scoring = self.Config.with_role(SCORING)
-        for key in differing:
-            if key in FOR_LIFE | scoring:
-                reason = "how answers are made" if key in scoring else "what the networks are and where they run"
-                raise InputError(f"{key} cannot change any more: it decides {reason}. Create a new learner with it")
-        with self._all_or_nothing(len(self.task_sizes) - 1):
-            self.config = config
-            if "memory_size" in differing:
-                draw = generator(config.seed, "memory size", len(self.task_sizes), self.memory_size)
-                self.memory.resize(self.memory_size, draw)
 
     def predict(self, images: Any, *, on_error: OnError = "raise") -> Prediction:
         """The most likely class of each image, and how little the image looks like anything learned.
@@ -397,38 +311,6 @@ class Learner(TrainingTools, ABC):
             raise InputError(f"the networks were trained with other settings: {values}")
 
     # ---- helpers ----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _all_or_nothing(self, task: int) -> Iterator[None]:
-        """Put the learner back to what it was if anything goes wrong inside, an interruption included."""
-        before = {key: value.clone() for key, value in self.state().items()}
-        classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
-        config, places = self.config, self.memory.size
-        try:
-            yield
-        except BaseException as error:
-            self.config, self.memory.size = config, places
-            self.restore(classes, sizes, before)
-            self.seconds = seconds
-            if isinstance(error, LinAlgError):
-                raise DivergedError(
-                    f"training diverged: task {task + 1}: {error}; lower the learning rate (lr)"
-                ) from error
-            raise
-
-    def _require(self, method: str, ability: str) -> None:
-        """Raise :class:`InputError` if the learner's class does not bring the optional ``method``."""
-        if getattr(type(self), method) is getattr(Learner, method):
-            raise InputError(f"method {self.name!r} cannot {ability}")
-
-    def _column(self, label: Any) -> int:
-        """The position of a class that has not been forgotten."""
-        label = label.item() if isinstance(label, np.generic) else label
-        if isinstance(label, Forgotten) or label not in self.classes:
-            known = [repr(other) for other in self.classes if not isinstance(other, Forgotten)]
-            listed = ", ".join(known[:10]) + (" ..." if len(known) > 10 else "") or "nothing has been learned yet"
-            raise InputError(f"there is no class {label!r}; known: {listed}")
-        return self.classes.index(label)
 
     def _restore_networks(
         self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
