@@ -50,6 +50,7 @@ TOP = 5
 LONGEST_NAME = 200
 PROBE = 4  # batches on which the speed is measured
 FULL = 5.0  # percent of a layer that must be free for another task
+FEW_PHOTOS = {"shrink_below": 20.0}  # settings that differ from the paper's because a user may have few images
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Classifier:
             settings: of the method.
         """
         config_class = method_class(method).Config
+        settings = {key: value for key, value in FEW_PHOTOS.items() if key in config_class.model_fields} | settings
         config_class.parse({"seed": seed, "device": device, **settings})  # reject a typo before any download
         size = settings.get("image_size")
         name, loaded = choose_backbone(backbone, device=device, image_size=size, seed=seed, say=say)
