@@ -53,6 +53,10 @@ FULL = 5.0  # percent of a layer that must be free for another task
 FEW_PHOTOS = {"shrink_below": 20.0}  # settings that differ from the paper's because a user may have few images
 
 
+class NothingNewError(InputError):
+    """Of the images that were given, none is left to learn."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """What the held-back images say about the present learner: (N,) each, and the temperature."""
@@ -205,7 +209,7 @@ class Classifier:
         fresh = holding.first_seen(prints, self.seen.prints)
         kept = found.positions[fresh].tolist()
         taken = [names[i] for i in kept]
-        self._check_taken(names, taken, skipped)
+        self._check_taken(action, names, taken, skipped)
         lesson = len(self.curve)
         apart = np.zeros(len(taken), bool)
         if hold_back:
@@ -424,12 +428,14 @@ class Classifier:
             raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
 
     @staticmethod
-    def _check_taken(names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
-        """Raise if a class has no image left to learn."""
+    def _check_taken(action: str, names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
+        """Raise if a class has no image left to learn. Of classes it knows, some may have none."""
         left = set(taken)
+        if action == "add" and left:
+            return
         if empty := [name for name in dict.fromkeys(names) if name not in left]:
             why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
-            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
+            raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
 
     def _known(self, settings: dict[str, int]) -> dict[str, int]:
         """Those settings that the method has."""

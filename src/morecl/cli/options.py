@@ -12,7 +12,7 @@ from morecl.catalogue import METHODS
 from morecl.errors import unknown_name
 
 
-def _known_method(name: str) -> str:
+def known_method(name: str) -> str:
     """Reject a typo before anything slow is imported."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
@@ -22,7 +22,7 @@ def _known_method(name: str) -> str:
 Benchmark = Annotated[
     str, typer.Argument(help="Name, recipe file (.toml), or folder:PATH with one sub-folder per class.")
 ]
-Method = Annotated[str, typer.Option(callback=_known_method, help="See `morecl list methods`.")]
+Method = Annotated[str, typer.Option(callback=known_method, help="See `morecl list methods`.")]
 Backbone = Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
