@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from morecl.bench.common import CLASSES_PER_TASK, Measured, in_turn, made_up_images, place_of
+from morecl.kernel_ridge import KernelRidge
 from morecl.methods import method_class
 from morecl.methods.more import More
-from morecl.methods.morerp import Morerp, MorerpRule
+from morecl.methods.morerp import Morerp
 from morecl.nn.backbone import Backbone
 from morecl.scoring import Features
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LIMIT = 1.3
 METHODS = ("more", "morerp")
 FLAT = "morerp"  # the method whose time should not grow
+KEPT = 5000  # images whose features MORE-RP keeps
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PredictionSize:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-QUICK_PREDICTION = PredictionSize(images=32, repeats=2, settings={"image_size": 16, "projection": 500})
+QUICK_PREDICTION = PredictionSize(images=32, repeats=2, settings={"image_size": 16})
 
 
 @dataclass(frozen=True)
@@ -157,16 +159,20 @@ def grown(method: str, config: Any, tasks: int, backbone: Backbone | None = None
 
 @torch.no_grad()
 def spread(learner: Morerp, images: Any) -> None:
-    """Give the ridge classifier random weights under which ``images`` are ranked differently.
+    """Give the ridge classifier ``KEPT`` images and random weights under which ``images`` are ranked differently.
 
-    Random images look alike to a network. What all of them share is therefore taken out of the weights.
+    Random images look alike to a network, so their features are measured by how much they differ.
     """
-    rule = cast(MorerpRule, learner.rule)
-    ridge = rule.ridge
-    ridge.scale.fill_(1.0)
-    shared = ridge.random_features(learner.embed(learner.prepare(images), rule.network)).mean(0)
-    draw = torch.randn(ridge.weight.shape, generator=torch.Generator().manual_seed(0)).to(shared)
-    ridge.weight.copy_(draw - torch.outer(shared, shared @ draw) / shared.square().sum())
+    ridge = learner.rule.ridge
+    assert isinstance(ridge, KernelRidge)  # the default
+    z = learner.embed(learner.prepare(images), learner.rule.network)
+    ridge.clear()
+    ridge.scale.copy_((z - z.mean(0)).std())
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.arange(KEPT, device=z.device) % len(z)
+    noise = 0.1 * ridge.scale.float() * torch.randn(KEPT, z.shape[1], generator=draw).to(z)
+    ridge.add(z[rows] + noise, torch.arange(KEPT, device=z.device) % ridge.classes)
+    ridge.dual = torch.randn(KEPT, ridge.classes, generator=draw).to(z)
 
 
 @torch.no_grad()
@@ -174,6 +180,6 @@ def networks_asked(learner: More, images: Any) -> int:
     """How many of the tasks' networks are asked about at least one image."""
     if not isinstance(learner, Morerp):
         return len(learner.tasks)
-    rule = cast(MorerpRule, learner.rule)
+    rule = learner.rule
     ridge = rule.ridge.log_probabilities(learner.embed(learner.prepare(images), rule.network))
     return int(rule._ranking(ridge).any(0).sum())

@@ -162,7 +162,7 @@ def stacked_bars(
 
 def time_lines(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], width: float) -> Figure:
     """Seconds of a prediction against the number of tasks, both on logarithmic axes: a constant time is a flat line."""
-    figure, axes = _canvas(width, 3.1)
+    figure, axes = canvas(width, 3.1)
     axes.set(xscale="log", yscale="log")
     for place, (label, (tasks, times)) in enumerate(lines.items()):
         style = row_style(Row(label), place)
