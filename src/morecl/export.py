@@ -42,6 +42,7 @@ from morecl.errors import InputError
 from morecl.files import atomic_path
 from morecl.gaussian import MIN_DISTANCE
 from morecl.images import ImageArray
+from morecl.kernel_ridge import KernelRidge, gaussian_kernel
 from morecl.labels import encode
 from morecl.methods.base import Learner
 from morecl.methods.more import More, MoreRule, MoreTask
@@ -235,7 +236,11 @@ class _Graph(nn.Module):
         """Bytes of the constants, but for a few small ones."""
         rule = self.learner.rule
         parts = [*self.network.vit.state_dict().values(), *self.norms, *self.adapters, *self.heads]
-        parts += [rule.ridge.projection, rule.ridge.weight] if isinstance(rule, MorerpRule) else []
+        if isinstance(rule, MorerpRule):
+            ridge = rule.ridge
+            parts += (
+                [ridge.features, ridge.dual] if isinstance(ridge, KernelRidge) else [ridge.projection, ridge.weight]
+            )
         return sum(part.nbytes for part in parts)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -323,8 +328,13 @@ def _more_scores(rule: MoreRule, heads: _Heads, features: Tensor) -> Tensor:
 
 def _ridge_probabilities(rule: MorerpRule, features: Tensor) -> Tensor:
     """Logarithms of the ridge classifier's probabilities of classes that are not forgotten: (N, 2 D) -> (N, C)."""
-    outputs = (rule.ridge.random_features(features) @ rule.ridge.weight).double()
-    return _without_forgotten(rule, float(rule.ridge.sharpness) * outputs).log_softmax(1)
+    ridge = rule.ridge
+    if isinstance(ridge, KernelRidge):
+        scaled = features.float() / ridge.scale.float()
+        outputs = gaussian_kernel(scaled, ridge.features.float()) @ ridge.dual
+    else:
+        outputs = ridge.random_features(features) @ ridge.weight
+    return _without_forgotten(rule, float(ridge.sharpness) * outputs.double()).log_softmax(1)
 
 
 def _owners(sizes: Sequence[int]) -> Tensor:

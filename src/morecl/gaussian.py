@@ -64,12 +64,13 @@ def extended(
     return Gaussians(means, covariance, g.samples + len(features)), counts, spread
 
 
-def precision(g: Gaussians) -> Tensor:
+def precision(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
     """Inverse or pseudo-inverse of the covariance: (D, D).
 
     Features come out of a LayerNorm, whose normalised values sum to zero, so they lie in a subspace of D - 1 dimensions
-    and their covariance never has full rank. With enough samples (n - C >= D) the pseudo-inverse is used: it is the
-    inverse within that subspace, where all distances are measured, and equals the inverse where one exists.
+    and their covariance never has full rank. With enough samples, n - C >= ``shrink_below`` D, the pseudo-inverse is
+    used: it is the inverse within that subspace, where all distances are measured, and equals the inverse where one
+    exists. With few samples per dimension it is a bad estimate.
 
     With fewer samples S has no information about many directions. It is shrunk towards a multiple of the identity,
     ``(1 - r) S + r tr(S)/D I``, by the amount r of :func:`shrinkage`. A covariance of zero (one image per class) is
@@ -80,20 +81,20 @@ def precision(g: Gaussians) -> Tensor:
     identity = torch.eye(D, dtype=S.dtype, device=S.device)
     if trace <= 0:
         return identity
-    if _enough(g):
+    if _enough(g, shrink_below):
         return torch.linalg.pinv(S, rtol=NULL, hermitian=True)
-    r = shrinkage(g)
+    r = shrinkage(g, shrink_below)
     return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
 
 
-def shrinkage(g: Gaussians) -> Tensor:
+def shrinkage(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
     """How far :func:`precision` shrinks the covariance, between 0 and 1; 0 with samples enough.
 
     The amount of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which needs only S and n.
     """
     S, D = g.covariance, g.covariance.shape[0]
     trace = torch.trace(S)
-    if _enough(g):
+    if _enough(g, shrink_below):
         return torch.zeros_like(trace)
     square = (S * S).sum()
     numerator = (1 - 2 / D) * square + trace**2
@@ -101,8 +102,8 @@ def shrinkage(g: Gaussians) -> Tensor:
     return (numerator / denominator).clamp(max=1.0) if denominator > 0 else torch.ones_like(trace)
 
 
-def _enough(g: Gaussians) -> bool:
-    return g.samples - g.means.shape[0] >= g.covariance.shape[0]
+def _enough(g: Gaussians, shrink_below: float) -> bool:
+    return g.samples - g.means.shape[0] >= shrink_below * g.covariance.shape[0]
 
 
 def packed(matrix: Tensor) -> Tensor:

@@ -304,6 +304,26 @@ def test_settings_and_names_change_between_tasks(method: str, lesson: Lesson, tm
     assert np.isfinite(learner.scores(TEST)).all()
 
 
+def test_tasks_of_one_class(method: str, tmp_path: Path) -> None:
+    """Tasks of 1, 3 and 1 classes are learned, saved and resumed like any other."""
+    tasks = [tiny.task(kinds, kinds, COUNT) for kinds in ([0], [1, 2, 3], [4])]
+    learner, resumed = tiny.create(method), tiny.create(method)
+    for k, (images, labels) in enumerate(tasks):
+        learner.learn_task(images, labels)
+        if k < 2:  # each task follows on a learner that was just loaded
+            resumed.learn_task(images, labels)
+            resumed.save(tmp_path / str(k))
+            resumed = morecl.load(tmp_path / str(k))
+        scores, answers = learner.scores(TEST), learner.predict(TEST)
+        assert scores.shape == (len(TEST), len(learner.classes)) and np.isfinite(scores).all()
+        assert set(answers.labels) <= set(learner.classes)
+        assert np.isfinite(answers.ood_score).all() and ((answers.confidence >= 0) & (answers.confidence <= 1)).all()
+    assert learner.task_sizes == [1, 3, 1]
+    resumed.learn_task(*tasks[2])
+    tiny.assert_same(tiny.snapshot(learner), tiny.snapshot(resumed))
+    assert np.array_equal(learner.scores(TEST), resumed.scores(TEST))
+
+
 # ---- mistakes and accidents ---------------------------------------------------------------------------------------
 
 GOOD = tiny.pictures(9, 4)

@@ -73,6 +73,9 @@ class MoreConfig(ReplayConfig):
         description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)",
         json_schema_extra=SCORING,
     )
+    shrink_below: float = Field(
+        1.0, ge=1, le=1000, description="shrink the covariance with fewer samples per dimension than this (Eq. 6)"
+    )
     back_update: bool = Field(True, description="train earlier heads to reject later classes (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
     back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
@@ -93,7 +96,7 @@ class More(ReplayLearner):
     added_later = frozenset({"precision", "counts", "spread"})
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:
-        return MoreTask(norms, shape, self.network.dim, classes, init)
+        return MoreTask(norms, shape, self.network.dim, classes, init, self.config.shrink_below)
 
     @property
     def tasks(self) -> list[MoreTask]:  # type: ignore[override]
@@ -302,15 +305,18 @@ class More(ReplayLearner):
         self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
     ) -> None:
         """A learner that was saved without precision matrices gets them here."""
-        super()._restore_networks(classes, task_sizes, _with_precision(state, len(task_sizes)))
+        super()._restore_networks(
+            classes, task_sizes, _with_precision(state, len(task_sizes), self.config.shrink_below)
+        )
 
 
-def _with_precision(state: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
+def _with_precision(state: dict[str, Tensor], tasks: int, shrink_below: float) -> dict[str, Tensor]:
     missing = [k for k in range(tasks) if f"model.tasks.{k}.precision" not in state]
     made = {}
     for k in missing:
         means, covariance, samples = (state[f"model.tasks.{k}.{name}"] for name in ("means", "covariance", "samples"))
-        made[f"model.tasks.{k}.precision"] = gaussian.precision(Gaussians(means, covariance, int(samples)))
+        statistics = Gaussians(means, covariance, int(samples))
+        made[f"model.tasks.{k}.precision"] = gaussian.precision(statistics, shrink_below)
     return state | made
 
 

@@ -31,8 +31,18 @@ class MoreTask(MaskedTask):
     counts: Tensor
     spread: Tensor
 
-    def __init__(self, norms: Norms, shape: tuple[int, int], dim: int, classes: int, init: torch.Generator):
+    def __init__(
+        self,
+        norms: Norms,
+        shape: tuple[int, int],
+        dim: int,
+        classes: int,
+        init: torch.Generator,
+        shrink_below: float = 1.0,
+    ):
+        """``shrink_below``: see :func:`morecl.gaussian.precision`."""
         super().__init__(norms, shape, dim, classes + 1, init)
+        self.shrink_below = shrink_below
         self.register_buffer("means", torch.zeros(classes, dim, dtype=torch.float64))
         self.register_buffer("covariance", torch.zeros(dim, dim, dtype=torch.float64))
         self.register_buffer("precision", torch.zeros(dim, dim, dtype=torch.float64))
@@ -64,7 +74,7 @@ class MoreTask(MaskedTask):
         self.means.copy_(statistics.means)
         self.covariance.copy_(statistics.covariance)
         self.samples.fill_(statistics.samples)
-        self.precision.copy_(gaussian.precision(self.gaussians))
+        self.precision.copy_(gaussian.precision(self.gaussians, self.shrink_below))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Older learners have no ``counts`` and ``spread``; others have them for all classes or for none."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from morecl.report.grid import Row
 from morecl.report.labels import LINE, wrapped
+from morecl.report.paper import method_title
 
 Floats = NDArray[np.float64]
 WIDE, NARROW = 7.6, 3.7  # inches: for a page and for a phone
@@ -156,6 +157,31 @@ def stacked_bars(
     most = 3 if width < 5 else 6
     columns = math.ceil(len(names) / math.ceil(len(names) / most))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def time_lines(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], width: float) -> Figure:
+    """Seconds of a prediction against the number of tasks, both on logarithmic axes: a constant time is a flat line."""
+    figure, axes = canvas(width, 3.1)
+    axes.set(xscale="log", yscale="log")
+    for place, (label, (tasks, times)) in enumerate(lines.items()):
+        style = row_style(Row(label), place)
+        _plot(axes, np.array(tasks, float), np.array(times), method_title(label), style, every=1, clip=False)
+        for x, y in zip(tasks, times, strict=True):
+            text = f"{1000 * y:,.0f} ms" if y >= 0.01 else f"{1000 * y:.1f} ms"
+            above = place == 0  # so that the labels of two lines that meet do not
+            axes.annotate(
+                text, (x, y), (0, 7 if above else -7), textcoords="offset points", ha="center",
+                va="bottom" if above else "top", fontsize=8, color=INK,
+            )  # fmt: skip
+    ticks = sorted({tasks for line, _ in lines.values() for tasks in line})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("tasks learned")
+    axes.set_ylabel("seconds")
+    axes.margins(0.08, 0.15)
+    _legend(figure, width)
     return figure
 
 
