@@ -7,6 +7,9 @@
     [settings]                  # used by every method that has the setting, as in a benchmark's recipe
     epochs = 5
 
+    [methods.hat]               # overrides them for one method
+    lr = 0.001
+
     [[runs]]                    # every method on every benchmark with every seed; repeatable
     methods = ["more", "hat"]
     benchmarks = ["cifar10-5t"]
@@ -69,6 +72,7 @@ class Suite(BaseModel):
     seeds: list[int] = Field([0], min_length=1)
     class_order: str = WITH_SEED
     settings: dict[str, Any] = {}
+    methods: dict[str, dict[str, Any]] = {}
     runs: list[Group] = Field(min_length=1)
 
 
@@ -123,14 +127,20 @@ def plan(
         settings: override the file's settings, for every method that has them.
         seeds: replace the file's seeds.
     """
-    common = {**suite.settings, **(settings or {})}
-    if "seed" in common:
+    given = settings or {}
+    own = {key for values in suite.methods.values() for key in values}
+    if "seed" in own | suite.settings.keys() | given.keys():
         raise InputError("a suite has no setting `seed`: use seeds = [...] in its file, or --seeds")
     seeds = suite.seeds if seeds is None else seeds
+    used = {method for group in suite.runs for method in group.methods}
+    if idle := sorted(suite.methods.keys() - used):
+        raise InputError(f"suite {suite.name}: [methods.{idle[0]}] has settings of a method that it does not run")
+    for method, values in suite.methods.items():
+        method_class(method).Config.parse(values)
     known = {
         key for group in suite.runs for method in group.methods for key in method_class(method).Config.model_fields
     }
-    for key in common:
+    for key in (*suite.settings, *given):
         if key not in known:
             raise unknown_name("setting", key, known)
     planned: dict[Path, PlannedRun] = {}
@@ -139,6 +149,7 @@ def plan(
             _check_variant(suite, group)
             for benchmark in group.benchmarks:
                 for method in group.methods:
+                    common = {**suite.settings, **suite.methods.get(method, {}), **given}
                     run = _planned(suite, group, benchmark, method, seed, common, out, data_root)
                     before = planned.setdefault(run.folder, run)
                     if before.request != run.request:

@@ -204,6 +204,7 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("smoke", 20, 1, 20),
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
+        ("frontier", 10, 3, 81),
     ],
 )
 def test_packaged_suites_have_the_size_that_their_heads_say(
@@ -216,7 +217,7 @@ def test_packaged_suites_have_the_size_that_their_heads_say(
 
 
 def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
-    assert len(suite_names()) == 13
+    assert len(suite_names()) == 14
     assert set(load_suite("smoke").runs[0].methods) == set(paper.METHODS) >= set(METHODS)
 
 
@@ -583,3 +584,31 @@ def test_the_live_display_shows_what_runs(tmp_path: Path, scripts: dict[str, str
     run_suite.run_suite(runs_in(tmp_path, "talk"), console)
     assert "all runs" in printed(console) and "0/1" in printed(console)
     assert "task 1/5" in printed(console)
+
+
+def test_settings_of_one_method(tmp_path: Path) -> None:
+    file = tmp_path / "rates.toml"
+    text = """
+    description = "two rates"
+    [settings]
+    lr = 0.002
+    epochs = 3
+    [methods.eeil]
+    lr = 0.001
+    [[runs]]
+    methods = ["more", "eeil", "slda"]
+    benchmarks = ["digits-5t"]
+    """
+    file.write_text(text)
+    rates = {run.request.method: run.request.settings.get("lr") for run in plan(load_suite(str(file)), tmp_path)}
+    assert rates == {"more": 0.002, "eeil": 0.001, "slda": None}
+    runs = plan(load_suite(str(file)), tmp_path, settings={"lr": 0.1})
+    assert [run.request.settings.get("lr") for run in runs] == [0.1, 0.1, None]
+    for wrong, message in (
+        ("[methods.hat]\nlr = 1.0\n", "method that it does not run"),
+        ("[methods.more]\nseed = 1\n", "a suite has no setting `seed`"),
+        ("[methods.more]\nlrr = 1.0\n", "unknown setting 'lrr'"),
+    ):
+        file.write_text(text.replace("[[runs]]", wrong + "[[runs]]"))
+        with pytest.raises(InputError, match=message):
+            plan(load_suite(str(file)), tmp_path)
