@@ -10,10 +10,9 @@ Every call that changes the classifier is all or nothing: if it fails or is inte
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,40 +20,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from morecl.classifier import calibration, conformal, holding
+from morecl.classifier import calibration, capacity, conformal
 from morecl.classifier.backbones import AUTO, choose_backbone
-from morecl.classifier.evaluation import UNKNOWN, evaluate
+from morecl.classifier.evaluation import evaluate
 from morecl.classifier.holding import HeldBack, Seen
-from morecl.classifier.plan import Plan, plan, within
+from morecl.classifier.lesson import labelled, teach
+from morecl.classifier.names import check_name
 from morecl.classifier.reading import Report, batches, name_of, read
-from morecl.classifier.results import (
-    Answer,
-    Choice,
-    ClassInfo,
-    Evaluation,
-    Info,
-    Lesson,
-    Promise,
-)
-from morecl.data.folder import labelled_files
+from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
 from morecl.labels import Forgotten
 from morecl.methods import Learner, method_class
-from morecl.methods.masked import MaskedLearner
-from morecl.progress import EpochDone, Listener, silent
-from morecl.random import generator
+from morecl.progress import Listener, silent
 from morecl.scoring import Features
 
 METHOD = "morerp"
 TOP = 5
-LONGEST_NAME = 200
-PROBE = 4  # batches on which the speed is measured
-FULL = 5.0  # percent of a layer that must be free for another task
 FEW_PHOTOS = {"shrink_below": 20.0}  # settings that differ from the paper's because a user may have few images
-
-
-class NothingNewError(InputError):
-    """Of the images that were given, none is left to learn."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +126,21 @@ class Classifier:
     def promise(self, accept: float = conformal.ACCEPT) -> Promise:
         """The threshold above which an image is called unknown, and what it promises."""
         held = self.held.counts(len(self.learner.classes))
-        missing = sum(not held[self._column(name)] for name in self.classes)
+        missing = sum(not held[self.column(name)] for name in self.classes)
         return conformal.promise(self.measured.ood_scores, accept, missing=missing)
 
     def accuracy(self, names: Iterable[str] | None = None) -> float | None:
         """Percent of held-back images (of the classes ``names``) answered rightly; ``None`` if there are none."""
-        columns = [self._column(name) for name in (self.classes if names is None else names)]
+        columns = [self.column(name) for name in (self.classes if names is None else names)]
         chosen = np.isin(self.held.columns, columns)
         return float(100 * self.measured.right[chosen].mean()) if chosen.any() else None
+
+    def share_unknown(self, images: NDArray[np.uint8]) -> float | None:
+        """Percent of ``images`` that it calls unknown."""
+        threshold = self.promise().threshold
+        if threshold is None or not len(images):
+            return None
+        return float(100 * (self._scores(images)[1] > threshold).mean())
 
     # ---- teaching ---------------------------------------------------------------------------------------------
 
@@ -174,7 +163,16 @@ class Classifier:
             listener: called after each epoch; an exception it raises stops the lesson, and nothing has changed.
             reading: called after each image that was read.
         """
-        return self._teach("learn", images, labels, hold_back, minutes, listener, reading)
+        return teach(
+            self,
+            "learn",
+            images,
+            labels,
+            hold_back=hold_back,
+            minutes=minutes,
+            listener=listener,
+            reading=reading,
+        )
 
     def add(
         self,
@@ -186,82 +184,11 @@ class Classifier:
         reading: Report | None = None,
     ) -> Lesson:
         """Take in more images of classes it knows. Features never change; see ``Learner.add_examples``."""
-        return self._teach("add", images, labels, hold_back, None, listener, reading)
-
-    def _teach(
-        self,
-        action: str,
-        images: Any,
-        labels: Sequence[str] | None,
-        hold_back: bool,
-        minutes: float | None,
-        listener: Listener,
-        reading: Report | None,
-    ) -> Lesson:
-        started = time.monotonic()
-        if minutes is not None and not minutes > 0:
-            raise InputError(f"minutes must be more than 0, not {minutes}")
-        source, names = (labelled_files(Path(images).expanduser())) if labels is None else (images, list(labels))
-        if len(source) != len(names):
-            raise InputError(f"{len(source)} images but {len(names)} labels")
-        self._check_names(action, names)
-        found = read(source, self.side, reading)
-        skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
-        prints = holding.fingerprints(found.images)
-        fresh = holding.first_seen(prints, self.seen.prints)
-        kept = found.positions[fresh].tolist()
-        taken = [names[i] for i in kept]
-        self._check_taken(action, names, taken, skipped)
-        lesson = len(self.curve)
-        apart = np.zeros(len(taken), bool)
-        if hold_back:
-            apart[holding.choose(taken, self.learner.config.seed, lesson)] = True
-        train, held = fresh[~apart], fresh[apart]
-        train_names = [name for name, a in zip(taken, apart.tolist(), strict=True) if not a]
-        held_names = [name for name, a in zip(taken, apart.tolist(), strict=True) if a]
-
-        new = list(dict.fromkeys(taken))
-        others = [name for name in self.classes if name not in new]
-        before = self.accuracy(others)
-        unknown_before = self._share_unknown(found.images[held]) if action == "learn" and self.classes else None
-        notes: list[str] = []
-        with self._all_or_nothing():
-            planned = plan(len(train), len({*self.classes, *new}))
-            if minutes is not None:
-                planned = self._fit_into(
-                    planned, minutes - (time.monotonic() - started) / 60, found.images[train], train_names, notes
-                )
-            self.learner.configure(**self._known(planned.settings()))
-            if action == "learn":
-                self.learner.learn_task(found.images[train], train_names, listener)
-            else:
-                self.learner.add_examples(found.images[train], train_names, listener)
-            self._count(train_names)
-            columns = np.array([self._column(name) for name in held_names], np.int64)
-            draw = generator(self.learner.config.seed, "kept back", lesson)
-            self.held = self.held.with_more(found.images[held], columns, draw)
-            self.seen = self.seen.with_more(prints[fresh], np.array([self._column(name) for name in taken], np.int64))
-            self.measured = self._measure()
-            self.curve.append({"action": action, "classes": len(self.classes), "accuracy": self.accuracy()})
-        return Lesson(
-            action=action,
-            classes={name: train_names.count(name) for name in new},
-            held_back=len(held),
-            duplicates=len(found.images) - len(fresh),
-            skipped=skipped,
-            accuracy=self.accuracy(new),
-            accuracy_others=self.accuracy(others),
-            accuracy_others_before=before,
-            unknown_before=unknown_before,
-            promise=self.promise(),
-            epochs=planned.epochs,
-            seconds=time.monotonic() - started,
-            notes=tuple(notes),
-        )
+        return teach(self, "add", images, labels, hold_back=hold_back, minutes=None, listener=listener, reading=reading)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
-        self._column(old)
+        self.column(old)
         check_name(new)
         if new in self.classes:
             raise InputError(f"there already is a class {new!r}")
@@ -269,7 +196,7 @@ class Classifier:
 
     def forget(self, name: str) -> None:
         """Answer with this class no more; its images are dropped. All others answer as before."""
-        column = self._column(name)
+        column = self.column(name)
         if len(self.classes) == 1:
             raise InputError(f"{name!r} is the only class; delete the model instead")
         with self._all_or_nothing():
@@ -277,8 +204,7 @@ class Classifier:
             self.images[column] = 0
             self.held = self.held.without(column)
             self.seen = self.seen.without(column)
-            self.measured = self._measure()
-            self.curve.append({"action": "forget", "classes": len(self.classes), "accuracy": self.accuracy()})
+            self._note("forget")
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
@@ -296,7 +222,7 @@ class Classifier:
             raise InputError("nothing has been learned yet")
         threshold = self.promise(accept).threshold
         task_of = self.learner.task_of_column()
-        answerable = np.array([self._column(name) for name in self.classes])
+        answerable = np.array([self.column(name) for name in self.classes])
         for batch, found in batches(images, self.learner.eval_batch_size, self.side):
             answers: list[Answer | None] = [None] * len(batch)
             for index, reason in found.problems:
@@ -323,9 +249,7 @@ class Classifier:
         self, images: Any, labels: Sequence[str] | None = None, *, accept: float = conformal.ACCEPT
     ) -> Evaluation:
         """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown."""
-        source, names = (labelled_files(Path(images).expanduser())) if labels is None else (images, list(labels))
-        if len(source) != len(names):
-            raise InputError(f"{len(source)} images but {len(names)} labels")
+        source, names = labelled(images, labels)
         answers = self.answers(source, top=1, accept=accept)
         return evaluate(answers, names, self.classes, self.promise(accept))
 
@@ -333,8 +257,8 @@ class Classifier:
         """What it knows, in figures."""
         task_of, held = self.learner.task_of_column(), self.held.counts(len(self.learner.classes))
         remembered = np.bincount(self.learner.memory.columns, minlength=len(self.learner.classes))
-        columns = {name: self._column(name) for name in self.classes}
-        used = self.capacity()
+        columns = {name: self.column(name) for name in self.classes}
+        used = capacity.taken(self.learner)
         return Info(
             method=self.learner.name,
             backbone=self.learner.backbone.architecture or self.learner.backbone.name,
@@ -355,28 +279,13 @@ class Classifier:
             temperature=self.temperature,
             promise=self.promise(),
             capacity=used,
-            tasks_left=tasks_left(used, len(self.learner.task_sizes)),
+            tasks_left=capacity.tasks_left(used, len(self.learner.task_sizes)),
             curve=tuple(self.curve),
         )
 
-    def capacity(self) -> dict[str, float]:
-        """Percent of each layer's adapter neurons that finished tasks use and later ones cannot change."""
-        learner = self.learner
-        if not isinstance(learner, MaskedLearner):
-            return {}
-        used: dict[str, list[NDArray[np.float32]]] = {}
-        for task in range(len(learner.task_sizes)):
-            for place, mask in learner.masks(task).items():
-                layer = place.rsplit(".", 1)[0]
-                used.setdefault(f"{layer}.{place[-2:]}", []).append(mask)
-        layers: dict[str, list[float]] = {}
-        for place, masks in used.items():
-            layers.setdefault(place.rsplit(".", 1)[0], []).extend(np.max(masks, axis=0).tolist())
-        return {layer: 100 * float(np.mean(taken)) for layer, taken in layers.items()}
-
     def remembered(self, name: str, count: int = 8) -> list[NDArray[np.uint8]]:
         """Up to ``count`` pictures of a class that it keeps, (H, W, 3) each."""
-        column = self._column(name)
+        column = self.column(name)
         memory = self.learner.memory
         own = [memory.images[i] for i in np.flatnonzero(memory.columns == column)[:count]]
         more = self.held.images[self.held.columns == column][: max(0, count - len(own))]
@@ -410,45 +319,12 @@ class Classifier:
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 
-    def _column(self, name: str) -> int:
+    def column(self, name: str) -> int:
+        """The column of a class in the learner's scores."""
         try:
             return self.learner.classes.index(name)
         except ValueError:
             raise unknown_name("class", str(name), self.classes) from None
-
-    def _check_names(self, action: str, names: Sequence[str]) -> None:
-        if not names:
-            raise InputError("there are no images to learn")
-        given = list(dict.fromkeys(names))
-        for name in given:
-            check_name(name)
-        known = [name for name in given if name in self.classes]
-        if action == "learn" and known:
-            raise InputError(f"already learned: {shortened(known)}; give further images of them with --more (add)")
-        if action == "add" and len(known) < len(given):
-            new = [name for name in given if name not in known]
-            raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
-
-    @staticmethod
-    def _check_taken(action: str, names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
-        """Raise if a class has no image left to learn. Of classes it knows, some may have none."""
-        left = set(taken)
-        if action == "add" and left:
-            return
-        if empty := [name for name in dict.fromkeys(names) if name not in left]:
-            why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
-            raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
-
-    def _known(self, settings: dict[str, int]) -> dict[str, int]:
-        """Those settings that the method has and that take effect."""
-        config = self.learner.config
-        effective = config.choose(config.model_dump() | settings)
-        return {key: value for key, value in settings.items() if key in effective}
-
-    def _count(self, names: Sequence[str]) -> None:
-        self.images += [0] * (len(self.learner.classes) - len(self.images))
-        for name in names:
-            self.images[self._column(name)] += 1
 
     def _scores(self, images: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Scores (N, C) and OOD scores (N,) of squares (N, S, S, 3)."""
@@ -465,45 +341,16 @@ class Classifier:
         scores, ood = self._scores(self.held.images)
         if not len(scores):
             return Measured(ood, np.empty(0, bool), 1.0)
-        answerable = np.array([self._column(name) for name in self.classes])
+        answerable = np.array([self.column(name) for name in self.classes])
         place = {column: i for i, column in enumerate(answerable.tolist())}
         own = np.array([place[column] for column in self.held.columns.tolist()])
         chosen = scores[:, answerable]
         return Measured(ood, chosen.argmax(1) == own, calibration.fit_temperature(chosen, own))
 
-    def _share_unknown(self, images: NDArray[np.uint8]) -> float | None:
-        """Percent of ``images`` that it calls unknown."""
-        threshold = self.promise().threshold
-        if threshold is None or not len(images):
-            return None
-        return float(100 * (self._scores(images)[1] > threshold).mean())
-
-    def _fit_into(
-        self, wanted: Plan, minutes: float, images: NDArray[np.uint8], names: Sequence[str], notes: list[str]
-    ) -> Plan:
-        """``wanted``, changed so that training takes about ``minutes``: the speed is measured on a few batches."""
-        learner = self.learner
-        count = min(len(images), PROBE * wanted.batch_size)
-        chosen = np.linspace(0, len(images) - 1, count).astype(int)
-        events: list[EpochDone] = []
-        state = {key: value.clone() for key, value in learner.state().items()}
-        classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
-        started = time.monotonic()
-        try:
-            learner.configure(**self._known(replace(wanted, epochs=1).settings()))
-            learner.learn_task(images[chosen], [names[i] for i in chosen], events.append)
-        finally:
-            learner.restore(classes, sizes, state)
-            learner.seconds = seconds
-        took = time.monotonic() - started
-        speed = next((e.images_per_second for e in events if not e.stage and e.images_per_second), count / took)
-        rest = max(0.0, took - count / speed)  # statistics, earlier heads; grows less than the number of images
-        planned = within(wanted, len(images), minutes - took / 60, speed, 2 * rest)
-        if planned.epochs == 1 and len(images) / speed > 60 * minutes:
-            notes.append(
-                f"one pass over the images takes longer than asked: about {len(images) / speed / 60:.1f} minutes"
-            )
-        return planned
+    def _note(self, action: str) -> None:
+        """Measure anew and remember the accuracy after ``action``."""
+        self.measured = self._measure()
+        self.curve.append({"action": action, "classes": len(self.classes), "accuracy": self.accuracy()})
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -521,36 +368,3 @@ class Classifier:
             learner.seconds = seconds
             self.held, self.seen, self.images, self.curve, self.measured = own
             raise
-
-
-def check_name(name: Any) -> None:
-    """Raise :class:`InputError` if this cannot be the name of a class."""
-    if not isinstance(name, str):
-        raise InputError(f"the name of a class must be text, not {name!r:.60}")
-    if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
-        raise InputError(f"{name!r:.60} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
-    if name.lower() == UNKNOWN:
-        raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
-
-
-def shortened(names: Sequence[str], most: int = 5) -> str:
-    """``'a', 'b' and 3 more``."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def tasks_left(capacity: Mapping[str, float], tasks: int) -> int | None:
-    """About how many more tasks fit before a layer has less than ``FULL`` percent free.
-
-    Assumes that a further task takes the same share of what is free as the tasks so far did on average.
-    """
-    if not capacity or not tasks:
-        return None
-    used = max(capacity.values())
-    if used <= 0:
-        return None
-    free = 1 - used / 100
-    if 100 * free <= FULL:
-        return 0
-    each = free ** (1 / tasks)  # share of the free part that one task leaves free
-    return int(np.floor(np.log(FULL / 100 / free) / np.log(each)))

@@ -111,7 +111,7 @@ def test_a_broken_image_is_one_answer(known: Classifier, tmp_path: Path) -> None
     bad.write_bytes(b"no image")
     answers = known.predict([good, bad, tmp_path / "missing.png", good])
     assert [a.error is None for a in answers] == [True, False, False, True]
-    assert answers[1].label is None and "cannot be read" in str(answers[1].error)
+    assert answers[1].label is None and "not an image" in str(answers[1].error)
     assert "does not exist" in str(answers[2].error)
     assert answers[0] == answers[3] and answers[0].path == str(good)
     assert "error" not in answers[0].as_dict() and "error" in answers[1].as_dict()

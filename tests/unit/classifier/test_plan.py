@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from morecl.classifier.core import tasks_left
+from morecl.classifier.capacity import tasks_left
 from morecl.classifier.plan import Plan, plan, within
 
 

@@ -133,7 +133,7 @@ def _lessons(classifier: Classifier, names: Sequence[str], more: bool, folder: P
     new = [i for i, name in enumerate(names) if name not in known]
     taught = list(dict.fromkeys(names[i] for i in old))
     if old and not more:
-        from morecl.classifier.core import shortened
+        from morecl.classifier.names import shortened
 
         if not new:
             raise InputError(
@@ -162,7 +162,8 @@ class _Teacher:
         return f"version {self._version} has the further images; the new classes were not learned"
 
     def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str], *, is_last: bool) -> None:
-        from morecl.classifier.core import NothingNewError, shortened
+        from morecl.classifier.lesson import NothingNewError
+        from morecl.classifier.names import shortened
 
         try:
             with _watching(self._console) as display:

@@ -1,0 +1,197 @@
+"""One lesson: read images, hold some back, train on the others, measure on those that were held back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from morecl.classifier import holding
+from morecl.classifier.names import check_name, shortened
+from morecl.classifier.plan import Plan, plan, within
+from morecl.classifier.reading import Report, name_of, read
+from morecl.classifier.results import Lesson
+from morecl.data.folder import labelled_files
+from morecl.errors import InputError
+from morecl.images import ImageArray
+from morecl.methods import Learner
+from morecl.progress import EpochDone, Listener
+from morecl.random import generator
+
+if TYPE_CHECKING:
+    from morecl.classifier.core import Classifier
+
+PROBE = 4  # batches on which the speed is measured
+
+Action = Literal["learn", "add"]
+
+
+class NothingNewError(InputError):
+    """Of the images that were given, none is left to learn."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """Images of a lesson: all that are new to the classifier, and which of them are held back."""
+
+    images: ImageArray  # (N, S, S, 3)
+    names: list[str]  # of the class of each
+    prints: NDArray[np.uint64]  # fingerprints
+    held: NDArray[np.bool_]
+    duplicates: int
+    skipped: tuple[str, ...]
+
+    def names_of(self, chosen: NDArray[np.bool_]) -> list[str]:
+        return [name for name, c in zip(self.names, chosen.tolist(), strict=True) if c]
+
+
+def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]:
+    """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class."""
+    if labels is None:
+        return labelled_files(Path(images).expanduser())
+    if len(images) != len(labels):
+        raise InputError(f"{len(images)} images but {len(labels)} labels")
+    return images, list(labels)
+
+
+def teach(
+    classifier: Classifier,
+    action: Action,
+    images: Any,
+    labels: Sequence[str] | None,
+    *,
+    hold_back: bool,
+    minutes: float | None,
+    listener: Listener,
+    reading: Report | None,
+) -> Lesson:
+    """:meth:`Classifier.learn` and :meth:`Classifier.add`."""
+    started = time.monotonic()
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"minutes must be more than 0, not {minutes}")
+    material = _material(classifier, action, *labelled(images, labels), hold_back, reading)
+    train, names = material.images[~material.held], material.names_of(~material.held)
+    new = list(dict.fromkeys(material.names))
+    others = [name for name in classifier.classes if name not in new]
+    before = classifier.accuracy(others)
+    unknown_before = None
+    if action == "learn" and classifier.classes:
+        unknown_before = classifier.share_unknown(material.images[material.held])
+    planned = plan(len(train), len({*classifier.classes, *new}))
+    notes: list[str] = []
+    with classifier._all_or_nothing():
+        if minutes is not None:
+            left = minutes - (time.monotonic() - started) / 60
+            planned, notes = _fitted_into(classifier.learner, planned, left, train, names)
+        _configure(classifier.learner, planned)
+        if action == "learn":
+            classifier.learner.learn_task(train, names, listener)
+        else:
+            classifier.learner.add_examples(train, names, listener)
+        _take_in(classifier, material)
+        classifier._note(action)
+    return Lesson(
+        action=action,
+        classes={name: names.count(name) for name in new},
+        held_back=int(material.held.sum()),
+        duplicates=material.duplicates,
+        skipped=material.skipped,
+        accuracy=classifier.accuracy(new),
+        accuracy_others=classifier.accuracy(others),
+        accuracy_others_before=before,
+        unknown_before=unknown_before,
+        promise=classifier.promise(),
+        epochs=planned.epochs,
+        seconds=time.monotonic() - started,
+        notes=tuple(notes),
+    )
+
+
+def _material(
+    classifier: Classifier, action: Action, source: Any, names: list[str], hold_back: bool, reading: Report | None
+) -> Material:
+    """Read the images, leave out those seen before, and choose which are held back."""
+    _check_names(classifier, action, names)
+    found = read(source, classifier.side, reading)
+    skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
+    prints = holding.fingerprints(found.images)
+    fresh = holding.first_seen(prints, classifier.seen.prints)
+    taken = [names[i] for i in found.positions[fresh].tolist()]
+    _check_taken(action, names, taken, skipped)
+    held = np.zeros(len(taken), bool)
+    if hold_back:
+        held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
+    return Material(found.images[fresh], taken, prints[fresh], held, len(found.images) - len(fresh), skipped)
+
+
+def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -> None:
+    if not names:
+        raise InputError("there are no images to learn")
+    given = list(dict.fromkeys(names))
+    for name in given:
+        check_name(name)
+    known = [name for name in given if name in classifier.classes]
+    if action == "learn" and known:
+        raise InputError(f"already learned: {shortened(known)}; give further images of them with --more (add)")
+    if action == "add" and len(known) < len(given):
+        new = [name for name in given if name not in known]
+        raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
+
+
+def _check_taken(action: Action, names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
+    """Raise if a class has no image left to learn. Of classes it knows, some may have none."""
+    left = set(taken)
+    if action == "add" and left:
+        return
+    if empty := [name for name in dict.fromkeys(names) if name not in left]:
+        why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
+        raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
+
+
+def _configure(learner: Learner, planned: Plan) -> None:
+    """Set what the method has of the plan and what takes effect."""
+    config, settings = learner.config, planned.settings()
+    effective = config.choose(config.model_dump() | settings)
+    learner.configure(**{key: value for key, value in settings.items() if key in effective})
+
+
+def _take_in(classifier: Classifier, material: Material) -> None:
+    """Count the images that were trained on, and keep those that were held back."""
+    columns = np.array([classifier.column(name) for name in material.names], np.int64)
+    classifier.images += [0] * (len(classifier.learner.classes) - len(classifier.images))
+    for column in columns[~material.held].tolist():
+        classifier.images[column] += 1
+    draw = generator(classifier.learner.config.seed, "kept back", len(classifier.curve))
+    classifier.held = classifier.held.with_more(material.images[material.held], columns[material.held], draw)
+    classifier.seen = classifier.seen.with_more(material.prints, columns)
+
+
+def _fitted_into(
+    learner: Learner, wanted: Plan, minutes: float, images: ImageArray, names: Sequence[str]
+) -> tuple[Plan, list[str]]:
+    """``wanted`` with as many epochs as fit into ``minutes``, and notes. The speed is measured on a few batches."""
+    count = min(len(images), PROBE * wanted.batch_size)
+    chosen = np.linspace(0, len(images) - 1, count).astype(int)
+    events: list[EpochDone] = []
+    state = {key: value.clone() for key, value in learner.state().items()}
+    classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
+    started = time.monotonic()
+    try:
+        _configure(learner, replace(wanted, epochs=1))
+        learner.learn_task(images[chosen], [names[i] for i in chosen], events.append)
+    finally:
+        learner.restore(classes, sizes, state)
+        learner.seconds = seconds
+    took = time.monotonic() - started
+    speed = next((e.images_per_second for e in events if not e.stage and e.images_per_second), count / took)
+    rest = max(0.0, took - count / speed)  # statistics, earlier heads; grows less than the number of images
+    planned = within(wanted, len(images), minutes - took / 60, speed, 2 * rest)
+    one_pass = len(images) / speed / 60
+    if planned.epochs == 1 and one_pass > minutes:
+        return planned, [f"one pass over the images takes longer than asked: about {one_pass:.1f} minutes"]
+    return planned, []
