@@ -88,13 +88,14 @@ def back_update(
     momentum: float,
     steps: int,
     own_share: float | None,
+    relative: bool = True,
 ) -> tuple[Array, Array]:
     """Eq. 3 by gradient descent with momentum, all samples in each step.
 
-    ``lr`` is relative to the mean square of the features. With ``own_share`` the samples of the head's own classes
-    weigh that much together, the others the rest.
+    ``lr`` is ``relative`` to the mean square of the features, or absolute. With ``own_share`` the samples of the head's
+    own classes weigh that much together, the others the rest.
     """
-    lr = lr / np.mean(features**2)
+    lr = lr / np.mean(features**2) if relative else lr
     own = targets < len(bias) - 1
     count = np.full(len(targets), 1 / len(targets))
     if own_share is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
+from morecl.presets import Preset
 
 LARGEST = 2**20  # upper bound of whole numbers whose field has none
 
@@ -24,8 +25,12 @@ SCORING: dict[str, Any] = {"role": "scoring"}  # how answers are computed from f
 
 
 class LearnerConfig(BaseModel):
-    """Settings of every method. Defaults are the paper's for CIFAR10-5T; benchmark recipes override them."""
+    """Settings of every method. Defaults suit CIFAR10-5T; benchmark recipes override them.
 
+    A method with ``presets`` has a setting ``preset``: the name of one, whose values take the place of the defaults.
+    """
+
+    presets: ClassVar[Mapping[str, Preset]] = {}
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     backbone: str = Field(SHIPPED, description="timm name, checkpoint file, or NAME@FILE", json_schema_extra=WEIGHTS)
@@ -42,6 +47,25 @@ class LearnerConfig(BaseModel):
     eval_batch_size: int | None = Field(
         None, ge=1, description="images per forward pass outside training", json_schema_extra=MACHINE
     )
+
+    @classmethod
+    def preset_settings(cls, settings: Mapping[str, Any]) -> Preset:
+        """The values of the preset that ``settings`` name, none if they name none.
+
+        Raises:
+            InputError: there is no such preset.
+        """
+        name = settings.get("preset")
+        if name is None or not cls.presets:
+            return {}
+        if str(name) not in cls.presets:
+            raise unknown_name("preset", str(name), cls.presets)
+        return cls.presets[str(name)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, settings: Any) -> Any:
+        return {**cls.preset_settings(settings), **settings} if isinstance(settings, Mapping) else settings
 
     @field_validator("*", mode="before")
     @classmethod
@@ -66,6 +90,7 @@ class LearnerConfig(BaseModel):
         for key in settings:
             if key not in cls.model_fields:
                 raise unknown_name("setting", key, cls.model_fields)
+        cls.preset_settings(settings)  # refuses an unknown one
         try:
             return cls(**settings)
         except ValidationError as error:

@@ -86,6 +86,17 @@ def write_json(target: Path, value: Any) -> None:
     write_text(target, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def compact_json(value: Any, indent: str = "") -> str:
+    """``value`` as JSON to be read and compared: one key per line, a list of plain values on one line."""
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        entries = [f"{inner}{json.dumps(key)}: {compact_json(part, inner)}" for key, part in value.items()]
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
+        return "[\n" + ",\n".join(inner + compact_json(part, inner) for part in value) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)
+
+
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
     """``value`` with the sha256 of its other entries under ``SEAL``; a changed value differs from its sealed self."""
     rest = {key: part for key, part in value.items() if key != SEAL}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from morecl.errors import InputError
-from morecl.files import write_json
+from morecl.files import compact_json, write_text
 
 ROUNDING = 1e-6  # a mean of values of 100 may exceed 100 by a rounding error
 
@@ -69,7 +69,10 @@ class Metrics(_Part):
 
 
 class Roc(_Part):
-    """ROC curve of OOD detection after the second-to-last task (unknown is positive), thinned for drawing."""
+    """ROC curve of OOD detection after the second-to-last task (unknown is positive), thinned and rounded for drawing.
+
+    At most 100 points with three decimals (older records: 200). Areas are computed from all scores.
+    """
 
     false_positive_rate: list[Share]
     true_positive_rate: list[Share]
@@ -139,8 +142,8 @@ class Record(_Part):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write ``record`` atomically."""
-    write_json(path, record.model_dump(mode="json", by_alias=True))
+    """Write ``record`` atomically, lists on one line and a row of a matrix on each."""
+    write_text(path, compact_json(record.model_dump(mode="json", by_alias=True)) + "\n")
 
 
 def read_record(path: Path) -> Record:

@@ -334,6 +334,73 @@ def test_back_update(own_share: float | None, momentum: float) -> None:
                 np.testing.assert_allclose(now - then, change, atol=1e-4 * abs(change).max())
 
 
+@pytest.mark.parametrize("preset", ["paper", "authors"])
+def test_back_update_of_the_paper_and_of_its_authors(preset: str) -> None:
+    """Rate 0.01, absolute, all samples the same. The paper: momentum 0.9, on from the last head, features of network j.
+    The authors' code: no momentum, from the head as it was trained, features of the first network.
+
+    One batch holds all samples, so its order does not matter. Of each class there are as many images as the memory
+    holds of one, or fewer: both draws take the whole task.
+    """
+    learner = create(epochs=1, memory_size=30, back_update_batch_size=1000, back_update_epochs=4, preset=preset)
+    config, paper = learner.config, preset == "paper"
+    assert (config.back_update_lr, config.back_update_rate, config.back_update_own_share) == (0.01, "absolute", None)
+    first = np.cumsum([0, *SIZES])
+    trained: list[tuple[np.ndarray, np.ndarray]] = []
+    sizes = []
+    for k, (images, labels) in enumerate(TASKS):
+        before = [head(learner, j) for j in range(k)] if paper else trained
+        replayed, columns = learner.memory.images, learner.memory.columns.copy()
+        if not paper and k:
+            assert np.bincount(columns).max() >= np.unique(labels, return_counts=True)[1].max()
+        learner.learn_task(images, labels)
+        trained = [*trained, head(learner, k)]
+        for j in range(k):
+            own = (columns >= first[j]) & (columns < first[j + 1])
+            targets = np.concatenate([np.where(own, columns - first[j], SIZES[j]), np.full(len(images), SIZES[j])])
+            z = features(learner, np.concatenate([replayed, images]), j if paper else 0)
+            sizes.append(np.mean(z**2))
+            expected = reference.back_update(
+                z, targets, *before[j], lr=0.01, momentum=0.9 if paper else 0, steps=4, own_share=None, relative=False
+            )
+            for now, wanted, then in zip(head(learner, j), expected, before[j], strict=True):
+                change = wanted - then
+                assert abs(change).max() > 1e-3
+                np.testing.assert_allclose(now - then, change, atol=1e-4 * abs(change).max())
+    assert all(abs(size - 1) > 0.01 for size in sizes)  # a relative rate would show
+
+
+def test_the_authors_draw_takes_of_each_class_as_many_as_the_memory_holds_of_one() -> None:
+    learner = create(epochs=1, memory_size=6, preset="authors")
+    seen: list[torch.Tensor] = []
+    fit_heads = learner._fit_heads
+    learner._fit_heads = lambda tasks, parts, columns, **rest: (  # type: ignore[method-assign]
+        seen.append(columns), fit_heads(tasks, parts, columns, **rest)
+    )[-1]  # fmt: skip
+    for images, labels in TASKS:
+        learner.learn_task(images, labels)
+    counts = [torch.bincount(columns).tolist() for columns in seen]
+    assert counts == [[3, 3, 3, 3, 3], [1] * 6, [1] * 8]
+
+
+def test_heads_as_trained_are_saved_and_used_again(tmp_path: Path) -> None:
+    learner = create(epochs=1, preset="authors")
+    for images, labels in TASKS[:2]:
+        learner.learn_task(images, labels)
+    learner.save(tmp_path / "saved")
+    loaded = morecl.load(tmp_path / "saved")
+    for each in (learner, loaded):
+        each.learn_task(*TASKS[2])
+    assert not changed(tiny.snapshot(learner), tiny.snapshot(loaded))
+    kept = learner.tasks[0].trained_head
+    assert kept.shape == (3, learner.network.dim + 1)
+    assert not torch.equal(kept[:, :-1], learner.tasks[0].head.weight)  # the back-update changed it
+    plain = create(epochs=1)
+    plain.learn_task(*TASKS[0])
+    assert plain.tasks[0].trained_head.numel() == 0
+    assert learner.entries()["heads"] == 2 * sum((size + 1) * (learner.network.dim + 1) for size in SIZES[:3])
+
+
 def test_back_update_changes_earlier_heads_only() -> None:
     with_it, without = create(), create(back_update=False)
     for learner in (with_it, without):

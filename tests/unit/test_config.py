@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import Field, ValidationError
 
+from morecl import presets
 from morecl.config import SCORING, LearnerConfig, parse_assignments
 from morecl.errors import InputError, unknown_name
 from morecl.methods import METHODS, create
@@ -16,7 +17,8 @@ from morecl.methods.more import MoreConfig
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 
 
-def test_defaults_are_the_papers() -> None:
+def test_defaults() -> None:
+    """The paper's for CIFAR10-5T or, where it names none, the authors' code's, but for the back-update."""
     expected = {
         "epochs": 20,
         "lr": 0.005,
@@ -39,6 +41,23 @@ def test_defaults_are_the_papers() -> None:
     }
     config = MoreConfig.parse({}).model_dump()
     assert {key: config[key] for key in expected} == expected
+
+
+def test_a_preset_takes_the_place_of_the_defaults_and_settings_given_win() -> None:
+    assert {key: MoreConfig.parse({}).model_dump()[key] for key in presets.MORE_DEFAULT} == presets.MORE_DEFAULT
+    for name, values in presets.MORE.items():
+        assert values.keys() == presets.MORE_DEFAULT.keys()
+        config = MoreConfig.parse({"preset": name})
+        assert config.model_dump() == MoreConfig.parse({}).model_dump() | {"preset": name} | dict(values)
+        assert MoreConfig(preset=name) == MoreConfig.parse(config.record()) == config
+    config = MoreConfig.parse({"back_update_lr": 0.02, "preset": "paper"})
+    assert (config.back_update_lr, config.back_update_momentum) == (0.02, 0.9)
+
+
+@pytest.mark.parametrize("value", ["papr", "ours", 3, True, ["paper"]])
+def test_an_unknown_preset_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"unknown preset .*Known: authors, paper"):
+        MoreConfig.parse({"preset": value})
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -99,6 +99,7 @@ def test_numbers(stream: TaskStream, method: str) -> None:
         assert step.fpr95 == pytest.approx(100 * (unknown <= accepted + 1e-9).mean())
         assert step.roc is not None
         x, y = np.array(step.roc.false_positive_rate), np.array(step.roc.true_positive_rate)
+        assert len(x) <= 100
         assert np.sum(np.diff(x) * (y[1:] + y[:-1])) / 200 == pytest.approx(step.auc, abs=1e-2)
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from morecl.errors import InputError
+from morecl.files import compact_json
 from morecl.records import read_record, write_record
 from synthetic import make_record
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -21,6 +24,31 @@ def test_round_trip(tmp_path: Path) -> None:
     assert value["schema"] == "morecl.result/1"
     assert value["accuracy_matrix"][0][1:] == [None] * 4
     assert len(value["auc_per_step"]) == 4
+
+
+def test_a_list_is_one_line_and_a_matrix_one_per_row(tmp_path: Path) -> None:
+    write_record(tmp_path / "result.json", make_record(tasks=10))
+    lines = (tmp_path / "result.json").read_text().splitlines()
+    assert len(lines) < 120
+    row = next(i for i, line in enumerate(lines) if "accuracy_matrix" in line)
+    assert [len(json.loads(line.rstrip(","))) for line in lines[row + 1 : row + 11]] == [10] * 10
+    assert [line.count(",") for line in lines if '"class_order":' in line] == [20]
+
+
+def test_compact_json_is_the_same_value() -> None:
+    nested = {'é"': [], "b": {}, "c": [[1, 2.5], []], "d": [{"e": None}, {"f": [True]}], "g": "x\n"}
+    assert json.loads(compact_json(nested)) == nested
+    with pytest.raises(ValueError, match="Out of range"):
+        compact_json({"a": [float("nan")]})
+
+
+def test_every_committed_record_is_read_and_written_again_without_loss(tmp_path: Path) -> None:
+    paths = sorted(RESULTS.rglob("result.json"))
+    assert len(paths) > 100
+    for path in paths:
+        record = read_record(path)
+        write_record(tmp_path / "again.json", record)
+        assert read_record(tmp_path / "again.json") == record
 
 
 def test_a_record_cannot_be_changed() -> None:

@@ -117,6 +117,7 @@ class BetweenTasks(TrainingTools):
             InputError: a setting does not exist, has a bad value, would have no effect, or cannot change any more
                 because networks, random draws or answers depend on it. Nothing is changed.
         """
+        settings = {**self.Config.preset_settings(settings), **settings}
         config = self.Config.parse(self.config.model_dump() | settings)
         self.Config.refuse_idle(self.name, settings, self.config.model_dump())
         differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]

@@ -19,7 +19,8 @@ Deviations from the paper's text, where it leaves a choice or where we measured 
   shipped backbone, 3 for DeiT-Ti, 12 for ViT-Ti). And a head's own samples get more weight (``back_update_own_share``).
   Eq. 3 weights all samples equally; with |M| samples of the new task, the fifth task of CIFAR10-5T has 50 own samples
   against 350 others, and earlier heads learn to reject their own classes: two thirds or more of the errors then go to
-  later tasks. docs/methods/more.md has the measurements.
+  later tasks. docs/methods/more.md has the measurements. ``preset="paper"`` is the paper's back-update, ``"authors"``
+  that of their published code (:mod:`morecl.presets`).
 - Features after a LayerNorm have no covariance of full rank: the pseudo-inverse is used, and with fewer samples than
   dimensions the covariance is shrunk. See :func:`morecl.gaussian.precision`.
 - ``freeze_backbone=False`` trains the ViT in the first task only: nothing protects it, and features of finished tasks
@@ -29,7 +30,7 @@ Deviations from the paper's text, where it leaves a choice or where we measured 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from morecl import gaussian
+from morecl import gaussian, presets
 from morecl.config import SCORING, SgdConfig
 from morecl.errors import InputError
 from morecl.gaussian import Gaussians
@@ -60,6 +61,11 @@ REFIT_IMAGES = 200  # new images of a class at most; with many more, the weights
 
 
 class MoreConfig(ReplayConfig):
+    presets = presets.MORE
+
+    preset: Literal["paper", "authors"] | None = Field(
+        None, description="back-update of the paper or of its authors' code; null: ours. Other settings given win"
+    )
     temperature: float = Field(2.0, gt=0, description="of the softmax in prediction", json_schema_extra=SCORING)
     c: float = Field(
         20.0,
@@ -78,7 +84,10 @@ class MoreConfig(ReplayConfig):
     )
     back_update: bool = Field(True, description="train earlier heads to reject later classes (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
-    back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
+    back_update_lr: float = Field(0.001, gt=0, le=1e30, description="in units of back_update_rate")
+    back_update_rate: Literal["relative", "absolute"] = Field(
+        "relative", description="relative: back_update_lr is divided by the mean square of a head's features"
+    )
     back_update_batch_size: int = Field(16, ge=1)
     back_update_momentum: float = Field(0.0, ge=0, lt=1)
     back_update_own_share: float | None = Field(
@@ -87,13 +96,23 @@ class MoreConfig(ReplayConfig):
         lt=1,
         description="total weight of a head's own samples in Eq. 3; null: all samples have the same weight",
     )
+    back_update_draw: Literal["random", "balanced"] = Field(
+        "random",
+        description="samples of the new task: as many as the memory holds, or of each class as many as it holds of one",
+    )
+    back_update_start: Literal["last", "trained"] = Field(
+        "last", description="heads as the previous back-update left them, or as they were trained with their task"
+    )
+    back_update_features: Literal["own", "first"] = Field(
+        "own", description="features of a head's own network, or of the first task's for all heads (authors' code)"
+    )
 
 
 class More(ReplayLearner):
     name: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MoreConfig
     config: MoreConfig
-    added_later = frozenset({"precision", "counts", "spread"})
+    added_later = frozenset({"precision", "counts", "spread", "trained_head"})
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:
         return MoreTask(norms, shape, self.network.dim, classes, init, self.config.shrink_below)
@@ -108,6 +127,7 @@ class More(ReplayLearner):
         tokens = self.prepare(task.images)
         with self._clock("train"):
             self._train_against_memory(task, tokens, listener)
+            self._keep_heads([task.index])
         if self.config.back_update and len(self.memory):
             with self._clock("back_update"):
                 self._back_update(task, tokens, listener)
@@ -126,10 +146,17 @@ class More(ReplayLearner):
     def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
 
-        The data are the memory from before this task and equally many random samples of the task.
+        The data are the memory from before this task and random samples of the task (``back_update_draw``).
         """
         draw = generator(self.config.seed, "back-update", task.index)
-        drawn = torch.randperm(len(tokens), generator=draw)[: len(self.memory)]
+        drawn = torch.randperm(len(tokens), generator=draw)
+        if self.config.back_update_draw == "balanced":
+            of_one = int(np.bincount(self.memory.columns).max())
+            drawn = torch.cat([drawn[task.targets[drawn] == c][:of_one] for c in range(task.classes)])
+        else:
+            drawn = drawn[: len(self.memory)]
+        for net in self.tasks[: task.index]:
+            net.restart_head()
         self._fit_heads(
             range(task.index),
             [self.prepare(self.memory.images), self.prepare(task.images[drawn.numpy()])],
@@ -139,7 +166,13 @@ class More(ReplayLearner):
             task=task,
             listener=listener,
             stage="back-update",
+            network=0 if self.config.back_update_features == "first" else None,
         )
+
+    def _keep_heads(self, tasks: Sequence[int]) -> None:
+        if self.config.back_update_start == "trained":
+            for k in tasks:
+                self.tasks[k].keep_head()
 
     def _fit_heads(
         self,
@@ -152,6 +185,7 @@ class More(ReplayLearner):
         task: TaskData,
         listener: Listener,
         stage: str,
+        network: int | None = None,
         more_epochs: int = 1,
         rate: float = 1.0,
     ) -> None:
@@ -164,6 +198,7 @@ class More(ReplayLearner):
             parts: the images, n in all; columns: their classes (n,).
             emphasis: makes the weights of the samples (J, n), of mean 1, from their targets (J, n), the *ood* output of
                 each head (J, 1) and ``back_update_own_share``.
+            network: the one whose features all heads get, instead of each its own.
             more_epochs, rate: factors of the back-update's epochs and rate.
         """
         config = self.config
@@ -177,13 +212,14 @@ class More(ReplayLearner):
         features, targets = [], []
         for row, (j, head) in enumerate(zip(tasks, heads, strict=True)):
             weight[row, : head.out_features], bias[row, : head.out_features] = head.weight.data, head.bias.data
-            features.append(torch.cat([self.embed(part, str(j)) for part in parts]))
+            features.append(torch.cat([self.embed(part, str(j if network is None else network)) for part in parts]))
             targets.append((columns - int(first[j])).where(owner == j, head.out_features - 1))
         X = torch.stack(features)  # (J, n, D)
         y = torch.stack(targets).to(self.device)  # (J, n)
         ood = torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
         share = emphasis(y, ood, config.back_update_own_share)  # (J, n), mean 1
-        share /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
+        if config.back_update_rate == "relative":
+            share /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
         weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
@@ -262,6 +298,7 @@ class More(ReplayLearner):
                     more_epochs=REFIT_EPOCHS,
                     rate=REFIT_RATE,
                 )
+                self._keep_heads(tasks)
 
     def _fully_shown(self, tasks: Sequence[int], columns: Tensor) -> list[int]:
         """Those of ``tasks`` of which each class that was not forgotten is among ``columns``."""
@@ -299,6 +336,7 @@ class More(ReplayLearner):
         parts = super().entries()
         parts["statistics"] -= sum(buffer.numel() for buffer in self.rule.buffers() if buffer.dtype == torch.bool)
         parts["statistics"] += sum(net.means.numel() + net.covariance.numel() for net in self.tasks)
+        parts["heads"] += sum(net.trained_head.numel() for net in self.tasks)
         return parts
 
     def _restore_networks(

@@ -22,6 +22,8 @@ class MoreTask(MaskedTask):
     ``precision`` is the inverse of the covariance, kept because it takes long to compute. ``counts`` (C,) are the
     images of each class and ``spread`` (C, D (D + 1) / 2) their scatter around its mean, both needed to take in more
     images. They have no rows before the task is learned, and in learners that were saved when they did not exist.
+    ``trained_head`` (C + 1, D + 1) is the head as it was before any back-update, weights and bias; it has no rows
+    unless back-updates start from there.
     """
 
     means: Tensor
@@ -30,6 +32,7 @@ class MoreTask(MaskedTask):
     samples: Tensor
     counts: Tensor
     spread: Tensor
+    trained_head: Tensor
 
     def __init__(
         self,
@@ -49,6 +52,17 @@ class MoreTask(MaskedTask):
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("spread", torch.zeros(0, dim * (dim + 1) // 2, dtype=torch.float64))
+        self.register_buffer("trained_head", torch.zeros(0, dim + 1))
+
+    def keep_head(self) -> None:
+        """Let later back-updates start from the head as it is now."""
+        self.trained_head = torch.cat([self.head.weight.detach(), self.head.bias.detach()[:, None]], 1)
+
+    def restart_head(self) -> None:
+        """The head as it was kept; nothing if it was not."""
+        if len(self.trained_head):
+            self.head.weight.data.copy_(self.trained_head[:, :-1])
+            self.head.bias.data.copy_(self.trained_head[:, -1])
 
     def describe(self, features: Tensor, targets: Tensor) -> None:
         """Eq. 5-6: estimate the Gaussians from ``features`` (N, D) with ``targets`` (N,)."""
@@ -77,11 +91,12 @@ class MoreTask(MaskedTask):
         self.precision.copy_(gaussian.precision(self.gaussians, self.shrink_below))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Older learners have no ``counts`` and ``spread``; others have them for all classes or for none."""
-        for name in ("counts", "spread"):
+        """Older learners have none of these; others have them for all classes (the head: all outputs) or for none."""
+        classes, outputs = len(self.means), len(self.head.bias)
+        for name, full in (("counts", classes), ("spread", classes), ("trained_head", outputs)):
             empty: Tensor = getattr(self, name)[:0]
             saved = state_dict.setdefault(prefix + name, empty)
-            rows = len(self.means) if saved.shape[:1] == self.means.shape[:1] else 0
+            rows = full if saved.shape[:1] == (full,) else 0
             setattr(self, name, empty.new_zeros(rows, *empty.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *args)
 

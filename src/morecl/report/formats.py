@@ -75,7 +75,7 @@ def _latex_cell(table: Table, cell: Cell | None) -> str:
     sign = "$\\pm$"
     number = cell.text(sign)
     number = f"\\textbf{{{number}}}" if cell.best else number
-    theirs = f"{{\\scriptsize [{cell.paper_text(sign)}]}}" if cell.paper else ""
+    theirs = f"{{\\scriptsize [{cell.paper_text(sign).replace('†', _TEX[ord('†')])}]}}" if cell.paper else ""
     return " ".join(part for part in (number, table.count(cell), theirs) if part)
 
 
@@ -89,6 +89,7 @@ _TEX = str.maketrans(
         "~": "\\textasciitilde{}",
         "^": "\\textasciicircum{}",
         "±": "$\\pm$",
+        "†": "$\\dagger$",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     }
 )

@@ -12,7 +12,19 @@ from typing import Any
 from morecl.catalogue import METHODS
 from morecl.config import LearnerConfig
 from morecl.records import Record
-from morecl.report.paper import BENCHMARKS, REFERENCE, UPPER_BOUND, division, method_title, paper_settings, settings
+from morecl.report.paper import (
+    BACK_UPDATE_SETTINGS,
+    BENCHMARKS,
+    OTHER,
+    REFERENCE,
+    UPPER_BOUND,
+    back_update,
+    division,
+    method_title,
+    paper_settings,
+    setting,
+    settings,
+)
 
 NOT_A_SETTING = LearnerConfig.with_role("repetition", "machine", "weights")
 HELD_OUT = "held-out images"  # in the label of a row that stands beside rows scored on the test set
@@ -76,6 +88,7 @@ def arrange(records: Sequence[Record]) -> Grid:
     (memory size, back-update, coefficient). Its value is named unless it is the paper's for that benchmark (or, where
     the paper has none, a switch that is on). Facts outside the config (backbone, number of images) are named only if
     they still make a difference. Scores on held-out training images never share a row with scores on the test set.
+    Rows of MORE say whose back-update they had if that differs, or on a benchmark of the paper.
     """
     mixed = len({record.data.scored_on for record in records}) > 1
     by_method: dict[str, list[Record]] = defaultdict(list)
@@ -90,11 +103,15 @@ def arrange(records: Sequence[Record]) -> Grid:
             (column, record.data.scored_on, *_values(values, keys))
             for record, column, values in zip(runs, columns, config, strict=True)
         ]
+        whose = [back_update(record) for record in runs]
+        tell = len({*whose} - {None}) > 1 or any(paper_settings(record.benchmark) for record in runs)
         extra = [_facts(record) for record in runs]
         more_keys = _varying(extra, places)
-        for record, column, values, facts in zip(runs, columns, config, extra, strict=True):
+        for record, column, values, facts, back in zip(runs, columns, config, extra, whose, strict=True):
+            told = _told(record, back)
             ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
-            named = [_describe(record, key, values.get(key)) for key in sorted([*keys, *ablated])]
+            wanted = [key for key in sorted([*keys, *ablated]) if key.split(".")[-1] not in told]
+            named = [back if tell else None, *(_describe(record, key, values.get(key)) for key in wanted)]
             named += [f"{key} {facts[key]}" for key in more_keys]
             held_out = mixed and record.data.scored_on == "validation"
             row = Row(method, tuple(text for text in named if text), held_out)
@@ -169,6 +186,12 @@ def _is_ablated(record: Record, path: str, value: Any) -> bool:
     if key == "memory_size":
         return bool(value) and key in paper_settings(record.benchmark)
     return key in ("back_update", "coefficient")
+
+
+def _told(record: Record, back: str | None) -> frozenset[str]:
+    """Settings that need no name: those of a back-update that has one, or that did not happen."""
+    named = back not in (None, OTHER)
+    return BACK_UPDATE_SETTINGS if named or setting(record, "back_update") is False else frozenset()
 
 
 def _describe(record: Record, path: str, value: Any) -> str | None:

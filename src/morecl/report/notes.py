@@ -7,7 +7,19 @@ from typing import Any
 
 from morecl.records import Record
 from morecl.report.grid import HELD_OUT, Grid, arrange, columns_of, repetitions
-from morecl.report.paper import REFERENCE, UPPER_BOUND, method_title, paper, paper_settings, setting
+from morecl.report.paper import (
+    AUTHORS,
+    OTHER,
+    OURS,
+    PAPERS,
+    REFERENCE,
+    UPPER_BOUND,
+    back_update,
+    method_title,
+    paper,
+    paper_settings,
+    setting,
+)
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -79,8 +91,20 @@ def _paper_notes(grid: Grid) -> list[str]:
         found.append(f"Not in the paper: {', '.join(absent)}.")
     variants = {row.method for row in grid if row.variant}
     if compared and any(row.method in variants and not row.variant for row in grid):
-        found.append("Where a method has several rows, the one without a setting in brackets has the paper's values.")
-    return found
+        found.append("Where rows of a method differ in a setting, those that do not name it have the paper's value.")
+    return found + _back_update_note({back_update(r) for column in compared for r in runs_of[column]})
+
+
+def _back_update_note(whose: set[str | None]) -> list[str]:
+    """Which rows of MORE have the paper's back-update, and what follows for the others."""
+    if not whose & {OURS, OTHER}:
+        return []
+    rows = [f"MORE ({name})" for name in (PAPERS, AUTHORS) if name in whose]
+    shown = f"they are beside {' and '.join(rows)}" if rows else "run it with preset=paper to compare them"
+    return [
+        "MORE with a back-update that is not the paper's (our back-update, other back-update) has no numbers of the "
+        f"paper beside it, unless the paper has none either; {shown}."
+    ]
 
 
 # (label, value in a record, value in the paper for a benchmark)

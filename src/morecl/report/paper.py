@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
+from morecl import presets
 from morecl.catalogue import METHODS
 from morecl.config import SgdConfig
 from morecl.records import Record
 
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
 REFERENCE = "single"  # one model per task, not a class-incremental learner: used for forward transfer only
+
+# Whose back-update a run of MORE had, as rows call it.
+PAPERS, AUTHORS, OURS, OTHER = "paper", "authors' code", "our back-update", "other back-update"
+BACK_UPDATES = {PAPERS: presets.MORE["paper"], AUTHORS: presets.MORE["authors"], OURS: presets.MORE_DEFAULT}
+BACK_UPDATE_SETTINGS = frozenset({"preset", *presets.MORE_DEFAULT})
+
+# What records had that lack a setting, if they have the first one.
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "back_update_lr": {
+        "preset": None,
+        "back_update_rate": "relative",
+        "back_update_draw": "random",
+        "back_update_start": "last",
+        "back_update_features": "own",
+    },
+}
 
 # Name in print and usual tasks (their number, or the classes of each), in the order of the columns.
 BENCHMARKS: dict[str, tuple[str, int | tuple[int, ...]]] = {
@@ -47,8 +65,12 @@ def paper_settings(benchmark: str) -> dict[str, Any]:
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """The record's config, flat, without settings that had no effect."""
+    """The record's config, flat, without settings that had no effect and with those that came later."""
     flat = flatten(record.config)
+    present = {path.split(".")[-1] for path in flat}
+    for key, added in _ADDED_LATER.items():
+        if key in present:
+            flat |= {name: value for name, value in added.items() if name not in present}
     names = {path: path.split(".")[-1] for path in flat}
     frozen = all(value for path, value in flat.items() if names[path] == "freeze_backbone")
     method = METHODS.get(record.method)
@@ -82,24 +104,65 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def back_update(record: Record) -> str | None:
+    """Whose back-update a run of MORE had, a key of ``BACK_UPDATES`` or ``OTHER``; ``None`` if that says nothing of it.
+
+    Where the paper has no back-update either (Tiny-ImageNet), it says which of the rows a run belongs to.
+    """
+    values = {path.split(".")[-1]: value for path, value in settings(record).items()}
+    absent = values.get("back_update") is False and paper_settings(record.benchmark).get("back_update") is not False
+    if record.method != "more" or absent or not values.keys() >= presets.MORE_DEFAULT.keys():
+        return None
+    same = (name for name, theirs in BACK_UPDATES.items() if all(values[key] == theirs[key] for key in theirs))
+    return next(same, OTHER)
+
+
 def paper_number(record: Record, metric: str) -> tuple[float, float | None] | None:
-    """The paper's (mean, standard deviation) for such a run, regardless of its backbone and epochs."""
-    condition = _condition(record)
-    by_benchmark = paper()["numbers"].get(condition, {}).get(metric, {})
+    """The paper's (mean, standard deviation) for such a run, regardless of its epochs; see :func:`same_backbone`."""
+    by_benchmark = paper()["numbers"].get(_condition(record), {}).get(metric, {})
     pair = by_benchmark.get(record.benchmark, {}).get(record.method)
     return None if pair is None else (pair[0], pair[1])
 
 
+def paper_average(records: Sequence[Record], metric: str) -> tuple[float, float | None] | None:
+    """The paper's number for such runs on its five benchmarks, where it gives that alone; else ``None``."""
+    conditions = {_condition(record) for record in records}
+    if len(conditions) != 1 or {record.benchmark for record in records} != {*paper()["numbers"]["main"]["auc"]}:
+        return None
+    averages = paper()["numbers"].get(conditions.pop(), {}).get(metric, {}).get("average", {})
+    pair = averages.get(records[0].method)
+    return None if pair is None else (pair[0], pair[1])
+
+
+def same_backbone(record: Record) -> bool:
+    """Whether the paper's number is for the very same backbone: architecture and what it was pre-trained on."""
+    if setting(record, "pretrained") is False:
+        return record.backbone.name.partition(".")[0] in paper()["architectures"]
+    return record.backbone.sha256 in paper()["weights"]
+
+
 def _condition(record: Record) -> str | None:
-    """The paper's experiment that a run repeats; ``None`` if there is none."""
+    """The paper's experiment that a run repeats, as far as its method goes; ``None`` if there is none.
+
+    A backbone without pre-training, or with one that the paper varies, is an experiment of its own. Of other backbones
+    :func:`same_backbone` says whether they are the paper's.
+    """
     theirs = paper_settings(record.benchmark)
     tasks = division(record)
-    if tasks != theirs.get("tasks"):
-        return "one_task" if tasks == 1 else None
     changes = []
-    back_update = setting(record, "back_update")
-    if back_update is not None and back_update != theirs.get("back_update", back_update):
-        changes.append("back_update" if back_update else "no_back_update")
+    if setting(record, "pretrained") is False:
+        changes.append("no_pretraining")
+    elif (weights := paper()["weights"].get(record.backbone.sha256, "main")) != "main":
+        changes.append(weights)
+    if setting(record, "freeze_backbone") is False:
+        changes.append("trained_backbone")
+    if tasks != theirs.get("tasks"):
+        return "one_task" if tasks == 1 and not changes else None
+    back = setting(record, "back_update")
+    if back is not None and back != theirs.get("back_update", back):
+        changes.append("back_update" if back else "no_back_update")
+    if back is not False and back_update(record) in (OURS, OTHER):
+        changes.append("other_back_update")
     if setting(record, "coefficient") is False:
         changes.append("no_coefficient")
     size, size_there = setting(record, "memory_size"), theirs.get("memory_size")

@@ -15,7 +15,9 @@ import numpy as np
 from morecl import metrics
 from morecl.records import Record
 from morecl.report.grid import Grid, Row, arrange, columns_of, experiment_settings, repetition_values
-from morecl.report.paper import REFERENCE, paper_number
+from morecl.report.paper import REFERENCE, paper, paper_average, paper_number, same_backbone
+
+OTHER_BACKBONE = "†"  # marks a number of the paper that is for another backbone
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Cell:
     digits: int
     paper: tuple[float, float | None] | None = None
     best: bool = False
+    same_backbone: bool = False  # as the paper's number is for
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -74,8 +77,10 @@ class Cell:
         return _number(self.mean, self.std, self.digits, sign)
 
     def paper_text(self, sign: str = " ± ") -> str:
-        """The paper's mean and deviation; empty if it has none."""
-        return "" if self.paper is None else _number(*self.paper, self.digits, sign)
+        """The paper's mean and deviation, marked if for another backbone; empty if it has none."""
+        if self.paper is None:
+            return ""
+        return _number(*self.paper, self.digits, sign) + ("" if self.same_backbone else OTHER_BACKBONE)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,17 @@ class Table:
             text += " One run each."
         else:
             text += f" Mean ± sample standard deviation over {self.same_n} runs each."
-        return f"{text} In brackets: the paper." if self.has_paper else text
+        return f"{text} {self.paper_caption}" if self.has_paper else text
+
+    @property
+    def paper_caption(self) -> str:
+        """How to read the paper's numbers; empty if there are none."""
+        theirs = [cell for cells in self.rows.values() for cell in cells if cell and cell.paper]
+        if not theirs:
+            return ""
+        if all(cell.same_backbone for cell in theirs):
+            return "In brackets: the paper."
+        return f"In brackets: the paper; {OTHER_BACKBONE} with its own backbone ({paper()['backbone']}), not this one."
 
     @property
     def has_paper(self) -> bool:
@@ -245,7 +260,12 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
     for metric, columns in by_metric.items():
         if metric.averaged and len(columns) > 1:
             complete = [row for row in grid if all(row in cells for cells in columns)]
-            averages = {row: _average([cells[row] for cells in columns]) for row in complete}
+            averages = {
+                row: _average(
+                    [cells[row] for cells in columns], [r for runs in grid[row].values() for r in runs], metric
+                )
+                for row in complete
+            }
             heads.append(("Average", metric.label))
             marked = _mark_best(averages, metric)
             for row in grid:
@@ -261,13 +281,17 @@ def _cell(runs: Sequence[Record], metric: Metric) -> Cell | None:
         return None
     std = statistics.stdev(values) if len(values) > 1 else None
     theirs = {paper_number(record, metric.key) for record in runs}
-    return Cell(statistics.fmean(values), std, len(values), metric.digits, theirs.pop() if len(theirs) == 1 else None)
+    there = theirs.pop() if len(theirs) == 1 else None
+    return Cell(
+        statistics.fmean(values), std, len(values), metric.digits, there, same_backbone=all(map(same_backbone, runs))
+    )
 
 
-def _average(cells: Sequence[Cell]) -> Cell:
+def _average(cells: Sequence[Cell], runs: Sequence[Record], metric: Metric) -> Cell:
     theirs = [cell.paper[0] for cell in cells if cell.paper]
-    mean_there = (statistics.fmean(theirs), None) if len(theirs) == len(cells) else None
-    return Cell(statistics.fmean(cell.mean for cell in cells), None, None, cells[0].digits, mean_there)
+    there = (statistics.fmean(theirs), None) if len(theirs) == len(cells) else paper_average(runs, metric.key)
+    same = all(cell.same_backbone for cell in cells)
+    return Cell(statistics.fmean(cell.mean for cell in cells), None, None, metric.digits, there, same_backbone=same)
 
 
 def _mark_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:

@@ -12,7 +12,7 @@ from morecl.methods import METHODS, method_class
 
 
 def effective_settings(method: str, recipe: Recipe, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The recipe's settings that ``method`` has, overridden by those the user gave.
+    """The recipe's settings that ``method`` has, overridden by the user's preset and those the user gave.
 
     A recipe's image size is meant for the shipped backbone. Any other backbone is used at its own size unless the user
     sets one.
@@ -24,6 +24,7 @@ def effective_settings(method: str, recipe: Recipe, given: Mapping[str, Any], se
     of_recipe = {key: value for key, value in recipe.settings_for(method).items() if key in config.model_fields}
     if given.get("backbone", SHIPPED) != SHIPPED:
         of_recipe.pop("image_size", None)
+    of_recipe = {key: value for key, value in of_recipe.items() if key not in config.preset_settings(given)}
     config.refuse_idle(method, given, of_recipe)
     return {**config.choose({**of_recipe, **given}), **given, "seed": seed}
 

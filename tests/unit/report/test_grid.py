@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from morecl import methods
+from morecl import methods, presets
 from morecl.data import load_recipe, recipe_names
 from morecl.report.grid import Column, Row, arrange, columns_of, repetition_mean, repetition_values, repetitions
 from morecl.report.notes import notes
 from morecl.report.paper import BENCHMARKS, METHODS, paper_number
 from synthetic import aca_cells, held_out, main_table, make_record, with_aca
+
+LATER = ("rate", "draw", "start", "features")  # settings of the back-update that older records lack
 
 
 def test_runs_with_different_memory_are_not_averaged() -> None:
@@ -26,6 +28,47 @@ def test_ablations_are_rows_of_their_own() -> None:
         "MORE (no coefficient)",
         "MORE (no back update, no coefficient)",
     ]
+
+
+@pytest.mark.parametrize("benchmark", ["cifar10-5t", "digits-5t"])
+def test_rows_of_more_say_whose_back_update_they_have(benchmark: str) -> None:
+    kinds = {
+        "our back-update": presets.MORE_DEFAULT,
+        "paper": presets.MORE["paper"],
+        "authors' code": presets.MORE["authors"],
+        "other": {**presets.MORE_DEFAULT, "back_update_lr": 0.1},
+    }
+    names = {"paper": "paper", "authors' code": "authors"}
+    records = {
+        kind: with_aca(70.0, benchmark=benchmark, config={"back_update": True, "preset": names.get(kind), **values})
+        for kind, values in kinds.items()
+    }
+    labels = set(aca_cells(list(records.values())))
+    assert {"MORE (our back-update)", "MORE (paper)", "MORE (authors' code)"} < labels and len(labels) == 4
+    assert any(label.startswith("MORE (other back-update, ") and "back update lr 0.1" in label for label in labels)
+    alone = {"cifar10-5t": "MORE (our back-update)", "digits-5t": "MORE"}
+    assert list(aca_cells([records["our back-update"]])) == [alone[benchmark]]
+
+
+def test_a_preset_that_was_changed_is_not_called_the_papers() -> None:
+    config = {"preset": "paper", **presets.MORE["paper"], "back_update_momentum": 0.5}
+    assert list(aca_cells([with_aca(70.0, benchmark="cifar10-5t", config=config)])) == ["MORE (other back-update)"]
+
+
+def test_older_records_lack_later_settings_of_the_back_update_and_had_ours() -> None:
+    old = {key: presets.MORE_DEFAULT[key] for key in presets.MORE_DEFAULT if key.split("_")[-1] not in LATER}
+    assert len(old) < len(presets.MORE_DEFAULT)
+    both = (old, {**presets.MORE_DEFAULT, "preset": None})
+    records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(both)]
+    assert list(aca_cells(records)) == ["MORE"]
+
+
+def test_without_back_update_its_settings_say_nothing() -> None:
+    configs = [{"back_update": False, **values} for values in (presets.MORE_DEFAULT, presets.MORE["paper"])]
+    records = [with_aca(70.0, benchmark="cifar10-5t", seed=n, config=c) for n, c in enumerate(configs)]
+    assert list(aca_cells(records)) == ["MORE (no back update)"]
+    tiny = [with_aca(70.0, benchmark="tinyimagenet-5t", seed=n, config=c) for n, c in enumerate(configs)]
+    assert list(aca_cells(tiny)) == ["MORE (our back-update, memory size 200)", "MORE (paper, memory size 200)"]
 
 
 def test_an_ablation_is_named_even_where_nothing_varies() -> None:

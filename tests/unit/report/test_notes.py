@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from morecl import presets
 from morecl.report import page
 from morecl.report.grid import arrange
 from morecl.report.notes import caveats, notes
@@ -21,12 +22,25 @@ def test_notes_say_what_differs_from_the_paper() -> None:
     assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
 
 
-def test_a_note_says_which_row_has_the_papers_settings() -> None:
+def test_a_note_says_which_row_has_the_papers_value() -> None:
     records = [make_record("more", "cifar10-5t", seed=n, config={"lr": lr}) for n, lr in enumerate((0.005, 0.1))]
     assert list(aca_cells(records)) == ["MORE", "MORE (lr 0.1)"]
-    told = "without a setting in brackets has the paper's values"
+    told = "those that do not name it have the paper's value"
     assert any(told in note for note in notes(records))
     assert not any(told in note for note in notes(records[:1]) + notes(records[1:]))
+
+
+def test_notes_say_whose_back_update_has_the_papers_numbers_beside_it() -> None:
+    ours = make_record("more", "cifar10-5t", config=dict(presets.MORE_DEFAULT))
+    theirs = make_record("more", "cifar10-5t", config=dict(presets.MORE["paper"]))
+    start = "MORE with a back-update that is not the paper's"
+    [note] = [note for note in notes([ours]) if note.startswith(start)]
+    assert note.endswith("run it with preset=paper to compare them.")
+    [note] = [note for note in notes([ours, theirs]) if note.startswith(start)]
+    assert note.endswith("they are beside MORE (paper).")
+    assert not any(note.startswith(start) for note in notes([theirs]))
+    elsewhere = make_record("more", "digits-5t", config=dict(presets.MORE_DEFAULT))
+    assert not any(note.startswith(start) for note in notes([elsewhere]))
 
 
 def test_a_seed_that_was_run_twice_is_noted() -> None:

@@ -45,7 +45,7 @@ def test_page_shows_the_numbers() -> None:
     records += [with_aca(80.0 + 2 * seed, "more", "cifar10-5t", seed) for seed in range(2)]
     page = html(records)
     assert '<b>81.00</b><span class="std"> ± 1.41</span>' in page
-    assert '<span class="paper">[89.16 ± 0.96]</span>' in page
+    assert '<span class="paper">[89.16 ± 0.96†]</span>' in page
     assert "3 runs of 2 methods on 1 benchmark" in page
 
 

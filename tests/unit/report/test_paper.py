@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from morecl import presets
 from morecl.records import Record
-from morecl.report.paper import paper, paper_number
-from synthetic import make_record
+from morecl.report.grid import Row
+from morecl.report.paper import paper, paper_number, same_backbone
+from synthetic import main_table, make_record
+
+OURS = presets.MORE_DEFAULT
+TINY = {**OURS, "back_update": False, "memory_size": 2000}  # the paper has no back-update there
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,19 @@ from synthetic import make_record
         (make_record("ncm", "cifar10-5t"), "aca", None),
         (make_record("more", "cifar10-5t-1k"), "aca", None),
         (make_record("pass", "svhn-5t"), "aca", (76.09, None)),
+        (make_record("more", "cifar10-5t", config=dict(presets.MORE["paper"])), "aca", (89.16, 0.96)),
+        (make_record("more", "cifar10-5t", config=dict(presets.MORE["authors"])), "aca", (89.16, 0.96)),
+        (make_record("more", "cifar10-5t", config=dict(OURS)), "aca", None),
+        (make_record("more", "cifar10-5t", config={**presets.MORE["paper"], "back_update_lr": 0.1}), "aca", None),
+        (
+            make_record("more", "cifar10-5t", config={**presets.MORE_DEFAULT, "back_update": False}),
+            "aia",
+            (93.86, 1.12),
+        ),
+        (make_record("more", "tinyimagenet-5t", config=TINY), "aca", (64.97, 1.28)),
+        (make_record("gd", "cifar10-5t", config={"pretrained": False}), "aca", None),
+        (make_record("ncm", "cifar10-5t", tasks=1, config={"pretrained": False}), "aca", None),
+        (make_record("gd", "cifar10-5t", config={"freeze_backbone": False}), "aca", None),
     ],
 )
 def test_numbers_of_the_paper(record: Record, metric: str, expected: tuple[float, float | None] | None) -> None:
@@ -34,6 +54,7 @@ def test_numbers_of_the_paper(record: Record, metric: str, expected: tuple[float
     [
         ("main", {"aca": 71.59, "aia": 80.77, "auc": 74.99, "iauc": 82.23}),
         ("half_memory", {"aca": 71.44, "aia": 79.61}),
+        ("pretrained_on_200_classes", {"aca": 57.8, "aia": 69.32}),
     ],
 )
 def test_the_packaged_numbers_give_the_averages_that_the_paper_prints(
@@ -43,3 +64,47 @@ def test_the_packaged_numbers_give_the_averages_that_the_paper_prints(
     for metric, printed in averages.items():
         values = [paper()["numbers"][condition][metric][name]["more"][0] for name in five]
         assert sum(values) / 5 == pytest.approx(printed, abs=0.006)
+
+
+def test_another_backbone_is_marked_and_the_papers_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
+    table = main_table([record])
+    cell = table.rows[Row("gd")][0]
+    assert cell is not None and cell.paper_text() == "89.16 ± 0.53†" and not same_backbone(record)
+    assert "† with its own backbone (DeiT-S/16 pre-trained on 611 ImageNet classes)" in table.full_caption
+    monkeypatch.setitem(paper()["weights"], record.backbone.sha256, "main")
+    table = main_table([record])
+    cell = table.rows[Row("gd")][0]
+    assert cell is not None and cell.paper_text() == "89.16 ± 0.53" and table.full_caption.endswith("the paper.")
+
+
+def test_weights_trained_on_200_classes_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
+    monkeypatch.setitem(paper()["weights"], record.backbone.sha256, "pretrained_on_200_classes")
+    assert (
+        paper_number(record, "aca") == (80.44, 0.86) and paper_number(record, "auc") is None and same_backbone(record)
+    )
+    half = record.model_copy(update={"config": {"memory_size": 100}})
+    assert paper_number(half, "aca") is None
+
+
+def test_without_pre_training_the_paper_has_only_averages() -> None:
+    sizes = {name: (of["tasks"], of["memory_size"]) for name, of in paper()["settings"].items() if name != "svhn-5t"}
+
+    def records(**config: Any) -> list[Record]:
+        return [
+            make_record("pass", name, tasks=tasks, config={"memory_size": size, **config})
+            for name, (tasks, size) in sizes.items()
+        ]
+
+    def average(runs: list[Record]) -> str:
+        table = main_table(runs)
+        cell = table.rows[Row("pass")][table.heads.index(("Average", "ACA"))]
+        assert cell is not None
+        return cell.paper_text()
+
+    table = main_table(records(pretrained=False))
+    assert [cell.paper for cell in table.rows[Row("pass")][:-2] if cell] == [None] * 10
+    assert average(records(pretrained=False)) == "32.42†"
+    assert average(records(pretrained=False)[:4]) == ""
+    assert average(records()) == "68.25†"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from morecl import presets
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.run import RUN, RunRequest, read_request
@@ -47,6 +48,25 @@ def test_settings_are_checked_when_asked_for() -> None:
     wrong = RunRequest(method="more", benchmark="digits-5t", settings={"epochs": 0}).resolve()
     with pytest.raises(InputError, match="epochs=0"):
         wrong.check()
+
+
+def test_a_preset_is_stronger_than_the_recipe_and_weaker_than_the_user(tmp_path: Path) -> None:
+    run = RunRequest(method="more", benchmark="cifar10-5t-1k", settings={"preset": "paper"}).resolve()
+    config = run.config.record()
+    assert config["preset"] == "paper"
+    assert {key: config[key] for key in presets.MORE["paper"]} == presets.MORE["paper"]
+    assert (config["epochs"], config["lr"], config["memory_size"]) == (20, 0.005, 200)  # of the recipe
+    own = tmp_path / "own.toml"
+    own.write_text('dataset = "digits"\ntasks = 5\n[settings]\nback_update_lr = 0.5\nback_update_momentum = 0.1\n')
+    given = {"preset": "paper", "back_update_momentum": 0.2}
+    config = RunRequest(method="more", benchmark=str(own), settings=given).resolve().config.record()
+    assert (config["back_update_lr"], config["back_update_momentum"]) == (0.01, 0.2)
+    wrong = RunRequest(method="more", benchmark="digits-5t", settings={"preset": "papers"}).resolve()
+    with pytest.raises(InputError, match="unknown preset 'papers'; did you mean 'paper'"):
+        wrong.check()
+    other = RunRequest(method="icarl", benchmark="digits-5t", settings={"preset": "paper"}).resolve()
+    with pytest.raises(InputError, match="method 'icarl' has no setting preset"):
+        other.check()
 
 
 def test_the_plan_is_that_of_the_beginning_and_the_request_overrides_the_recipe() -> None:
