@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 
 from morecl import __version__
-from morecl.cli import bench, listing, report, run, suite
+from morecl.cli import bench, listing, report, run, serve, suite
 from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
 from morecl.errors import DivergedError, InputError
 
@@ -36,6 +36,7 @@ app.command()(suite.suite)
 app.command()(suite.tune)
 app.command()(report.report)
 app.command()(bench.bench)
+app.command()(serve.serve)
 app.command("list")(listing.list_)
 
 
