@@ -17,7 +17,6 @@ Images = NDArray[np.uint8]
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
     "bottleneck": 4,
-    "projection": 40,
     "batch_size": 8,
     "memory_size": 12,
     "memory_batch_size": 8,
@@ -32,7 +31,8 @@ def settings_for(method: str, **changes: Any) -> dict[str, Any]:
     """The small settings that ``method`` knows, one of everything it has epochs or steps of, and ``changes``."""
     config = METHODS[method].Config
     short = {name: 1 for name in config.model_fields if name.endswith(("epochs", "steps"))}
-    return config.choose(short | SETTINGS | changes) | changes
+    few = {"projection": 40} if method == "ranpac" else {}
+    return config.choose(short | SETTINGS | few | changes) | changes
 
 
 def create(method: str = "more", **changes: Any) -> Learner:
@@ -70,8 +70,9 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def learner_of(cls: type[Learner], **settings: Any) -> Any:
     """A learner of class ``cls`` with the settings given and few others changed: 16 px, one epoch."""
-    small = {"image_size": 16, "bottleneck": 4, "projection": 200, "epochs": 1, "batch_size": 8, "device": "cpu"}
-    return cls(cls.Config.parse(cls.Config.choose(small) | settings))
+    small = {"image_size": 16, "bottleneck": 4, "epochs": 1, "batch_size": 8, "device": "cpu"}
+    few = {"projection": 200} if cls.name == "ranpac" else {}
+    return cls(cls.Config.parse(cls.Config.choose(small | few) | settings))
 
 
 def images_of(*classes: int, each: int = 8) -> tuple[Images, list[int]]:

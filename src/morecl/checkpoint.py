@@ -127,7 +127,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
             raise ValueError("two classes have the same label")
         learner = cls(config, loaded)
         state.check_fits(learner, classes, description.task_sizes)
-        learner.restore(classes, description.task_sizes, state.read(len(classes)))
+        learner.restore(classes, description.task_sizes, state.read(classes))
     except InputError:
         raise
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:

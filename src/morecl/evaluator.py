@@ -11,6 +11,7 @@ import numpy as np
 from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
+from morecl.labels import Forgotten
 from morecl.records import Roc
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -78,7 +79,7 @@ class Evaluator:
         task = self.task_of_image[seen]
         true = self.labels[seen]
         task_of_column = learner.task_of_column()
-        label_of_column = np.array([self._label[name] for name in learner.classes])
+        label_of_column = np.array([-1 if isinstance(c, Forgotten) else self._label[c] for c in learner.classes])
 
         column = scores[seen].argmax(1)
         given_task = np.where(task_of_column[None] == task[:, None], scores[seen], -np.inf).argmax(1)

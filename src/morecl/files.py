@@ -17,12 +17,12 @@ from morecl.errors import InputError
 SEAL = "sha256"
 
 
-def check_target(target: Path, example: str) -> None:
+def check_target(target: Path, example: str, option: str = "--out") -> None:
     """Raise :class:`InputError` if no file can be written to ``target``. Call it before a long computation."""
     if target.is_dir():
-        raise InputError(f"{target} is a folder; give --out the name of a file, such as {target / example}")
+        raise InputError(f"{target} is a folder; give {option} the name of a file, such as {target / example}")
     if file := next((parent for parent in target.parents if parent.is_file()), None):
-        raise InputError(f"{target} cannot be written: {file} is a file, not a folder; give --out another name")
+        raise InputError(f"{target} cannot be written: {file} is a file, not a folder; give {option} another name")
 
 
 @contextmanager

@@ -35,12 +35,42 @@ def estimate(features: Tensor, targets: Tensor, classes: int) -> Gaussians:
     return Gaussians(means, centred.T @ centred / classes, len(features))
 
 
-def precision(g: Gaussians) -> Tensor:
+def scatters(features: Tensor, targets: Tensor, means: Tensor) -> Tensor:
+    """Of each class, sum (z - mu)(z - mu)^T, packed: (N, D), (N,), (C, D) -> (C, D (D + 1) / 2)."""
+    centred = features.double() - means[targets]
+    return torch.stack([packed(own.mT @ own) for own in (centred[targets == c] for c in range(len(means)))])
+
+
+def extended(
+    g: Gaussians, counts: Tensor, spread: Tensor, features: Tensor, targets: Tensor
+) -> tuple[Gaussians, Tensor, Tensor]:
+    """What :func:`estimate` gives for all images, if ``features`` (M, D) of known classes ``targets`` (M,) join them.
+
+    Since Eq. 6 divides the scatter of each class by its own n, the shared covariance alone does not say enough:
+    ``counts`` (C,) are the images of each class so far and ``spread`` (C, D (D + 1) / 2) its :func:`scatters`. A class
+    without new images may have zeros there. Returns all three as they are now.
+    """
+    features, means, covariance = features.double(), g.means.clone(), g.covariance.clone()
+    counts, spread = counts.clone(), spread.clone()
+    for c in targets.unique().tolist():
+        own, n = features[targets == c], int(counts[c])
+        m, mean = len(own), own.mean(0)
+        centred, shift = own - mean, mean - g.means[c]
+        old = unpacked(spread[c], len(shift))
+        new = old + centred.mT @ centred + n * m / (n + m) * torch.outer(shift, shift)
+        covariance += (new / (n + m) - old / n) / len(means)
+        means[c] += m / (n + m) * shift
+        counts[c], spread[c] = n + m, packed(new)
+    return Gaussians(means, covariance, g.samples + len(features)), counts, spread
+
+
+def precision(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
     """Inverse or pseudo-inverse of the covariance: (D, D).
 
     Features come out of a LayerNorm, whose normalised values sum to zero, so they lie in a subspace of D - 1 dimensions
-    and their covariance never has full rank. With enough samples (n - C >= D) the pseudo-inverse is used: it is the
-    inverse within that subspace, where all distances are measured, and equals the inverse where one exists.
+    and their covariance never has full rank. With enough samples, n - C >= ``shrink_below`` D, the pseudo-inverse is
+    used: it is the inverse within that subspace, where all distances are measured, and equals the inverse where one
+    exists. With few samples per dimension it is a bad estimate.
 
     With fewer samples S has no information about many directions. It is shrunk towards a multiple of the identity,
     ``(1 - r) S + r tr(S)/D I``, by the amount r of :func:`shrinkage`. A covariance of zero (one image per class) is
@@ -51,20 +81,20 @@ def precision(g: Gaussians) -> Tensor:
     identity = torch.eye(D, dtype=S.dtype, device=S.device)
     if trace <= 0:
         return identity
-    if _enough(g):
+    if _enough(g, shrink_below):
         return torch.linalg.pinv(S, rtol=NULL, hermitian=True)
-    r = shrinkage(g)
+    r = shrinkage(g, shrink_below)
     return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
 
 
-def shrinkage(g: Gaussians) -> Tensor:
+def shrinkage(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
     """How far :func:`precision` shrinks the covariance, between 0 and 1; 0 with samples enough.
 
     The amount of oracle approximating shrinkage (Chen et al. 2010, Eq. 23), which needs only S and n.
     """
     S, D = g.covariance, g.covariance.shape[0]
     trace = torch.trace(S)
-    if _enough(g):
+    if _enough(g, shrink_below):
         return torch.zeros_like(trace)
     square = (S * S).sum()
     numerator = (1 - 2 / D) * square + trace**2
@@ -72,8 +102,23 @@ def shrinkage(g: Gaussians) -> Tensor:
     return (numerator / denominator).clamp(max=1.0) if denominator > 0 else torch.ones_like(trace)
 
 
-def _enough(g: Gaussians) -> bool:
-    return g.samples - g.means.shape[0] >= g.covariance.shape[0]
+def _enough(g: Gaussians, shrink_below: float) -> bool:
+    return g.samples - g.means.shape[0] >= shrink_below * g.covariance.shape[0]
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric (D, D), row after row: (D (D + 1) / 2,)."""
+    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[row, column]
+
+
+def unpacked(triangle: Tensor, side: int) -> Tensor:
+    """The symmetric (``side``, ``side``) of :func:`packed`."""
+    matrix = triangle.new_zeros(side, side)
+    row, column = torch.triu_indices(side, side, device=triangle.device)
+    matrix[row, column] = triangle
+    matrix[column, row] = triangle
+    return matrix
 
 
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 DEEPEST = 32  # tuples inside one another
 
 
+@dataclass(frozen=True, repr=False)
+class Forgotten:
+    """Stands in ``learner.classes`` for the class of a column that was forgotten. Equal to no label of a user's."""
+
+    column: int
+
+    def __repr__(self) -> str:
+        return f"<forgotten class {self.column}>"
+
+
 def encode(label: Hashable, depth: int = 0) -> Any:
     """``label`` as JSON: text, numbers, true/false and null stay as they are, a tuple becomes ``{"tuple": [...]}``.
+
+    A :class:`Forgotten` becomes ``{"forgotten": column}``; it is never part of a tuple.
 
     Raises:
         TypeError: the label is of a type that cannot be saved.
@@ -20,6 +33,8 @@ def encode(label: Hashable, depth: int = 0) -> Any:
         if depth == DEEPEST:
             raise ValueError(f"cannot save a label of more than {DEEPEST} tuples inside one another")
         return {"tuple": [encode(part, depth + 1) for part in label]}
+    if isinstance(label, Forgotten) and depth == 0:
+        return {"forgotten": label.column}
     if isinstance(label, float) and not math.isfinite(label):
         raise ValueError(f"cannot save the label {label!r}; numbers must be finite")
     if label is None or type(label) in (str, int, float, bool):
@@ -38,6 +53,10 @@ def decode(value: Any, depth: int = 0) -> Hashable:
     """
     if isinstance(value, dict) and value.keys() == {"tuple"} and isinstance(value["tuple"], list) and depth < DEEPEST:
         return tuple(decode(part, depth + 1) for part in value["tuple"])
+    if isinstance(value, dict) and value.keys() == {"forgotten"} and depth == 0:
+        column = value["forgotten"]
+        if type(column) is int and column >= 0:
+            return Forgotten(column)
     if value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value)):
         return value
     raise ValueError(f"{value!r:.60} is not a label")

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from morecl.errors import InputError
 from morecl.images import ImageArray, to_side
+from morecl.labels import Forgotten
 
 Columns = NDArray[np.int64]
 Extra = NDArray[np.float32]
@@ -24,6 +26,9 @@ class ReplayMemory:
     - :meth:`update_ranked`: balanced, the first images of an order that the method gives (:func:`herding`);
     - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
     - :meth:`replace`: the method decides by itself; :meth:`append`: everything is kept, whatever ``size``.
+
+    Between tasks, :meth:`add` takes in further images of known classes, :meth:`drop` removes a class that is forgotten,
+    and :meth:`resize` changes ``size``.
 
     In a balanced memory the classes of a learned task get their share and the older ones are cut down to theirs. A
     class with fewer images than its share keeps them all, and the rest of its share stays unused, so the memory stays
@@ -67,7 +72,7 @@ class ReplayMemory:
 
         The stored images of a class stay in that order, so an older class is cut from its end.
         """
-        quota = self.quota(int(columns.max()) + 1)
+        quota = self.quota(int(columns.max()) + 1 - self._forgotten())
         holders = self._holders(np.unique(columns), generator)
         kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns) if c in holders]
         drawn = [order[columns[order] == c][:quota] for c in np.unique(columns) if c in holders]
@@ -76,13 +81,27 @@ class ReplayMemory:
 
     def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:
         """The classes with a place once those of ``new`` are added: all, or a reservoir of ``size`` classes."""
-        holders = np.unique(self.columns).tolist()
-        if self.size > int(new.max()):
-            return {*holders, *new.tolist()}
-        for c, slot in zip(new.tolist(), reservoir_slots(int(new.min()), len(new), self.size, generator), strict=True):
-            if slot >= 0:
-                holders[slot : slot + 1] = [c]
+        forgotten = self._forgotten()
+        if self.size > int(new.max()) - forgotten:
+            return {*np.unique(self.columns).tolist(), *new.tolist()}
+        holders = self._fitting_holders(generator)
+        slots = reservoir_slots(int(new.min()) - forgotten, len(new), self.size, generator)
+        for c, slot in zip(new.tolist(), slots.tolist(), strict=True):
+            if len(holders) < self.size:
+                holders.append(c)
+            elif slot >= 0:
+                holders[slot] = c
         return set(holders)
+
+    def _fitting_holders(self, generator: torch.Generator) -> list[int]:
+        """The classes with images: all, or ``size`` of them at random if the memory has become too small for them."""
+        holders: list[int] = np.unique(self.columns).tolist()
+        if len(holders) <= self.size:
+            return holders
+        return [holders[i] for i in torch.randperm(len(holders), generator=generator)[: self.size].tolist()]
+
+    def _forgotten(self) -> int:
+        return sum(isinstance(label, Forgotten) for label in self._classes)
 
     def offer(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Reservoir sampling over the stream of all images ever offered; ``images`` (N, H, W, 3) come next in it."""
@@ -93,6 +112,49 @@ class ReplayMemory:
         self.seen += len(columns)
         self.append(images, columns, **extras)
         self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
+
+    def add(self, images: ImageArray, columns: Columns, seen: Columns, generator: torch.Generator) -> None:
+        """Take in further ``images`` (N, H, W, 3) of known classes ``columns`` (N,), into a balanced random memory.
+
+        What is stored of a class stays a uniform sample of all its images: with ``seen[c]`` images before, the number
+        of its places that go to new images is hypergeometric, the rest is for old ones. Of these there may be fewer
+        than places (images that were cut away do not come back); such places stay empty.
+        """
+        quota = self.quota(max(1, len(self._classes) - self._forgotten()))
+        holders = set(np.unique(self.columns).tolist())
+        touched: list[int] = np.unique(columns).tolist()
+        parts = [np.flatnonzero(~np.isin(self.columns, touched))]
+        for c in touched:
+            old, new = np.flatnonzero(self.columns == c), np.flatnonzero(columns == c)
+            if c not in holders and len(holders) >= self.size:
+                continue
+            holders.add(c)
+            drawn = hypergeometric(len(new), int(seen[c]), quota, generator)
+            left = min(quota, len(new) + int(seen[c])) - drawn
+            new = new[torch.randperm(len(new), generator=generator).numpy()[:drawn]]
+            old = old[torch.randperm(len(old), generator=generator).numpy()[:left]]
+            both = np.concatenate([old, len(self) + new])
+            parts.append(both[torch.randperm(len(both), generator=generator).numpy()])  # a class is cut from its end
+        kept = np.concatenate(parts)
+        pool = self.followed_by(images)
+        self.replace(pool[kept], np.concatenate([self.columns, columns])[kept])
+
+    def drop(self, column: int) -> None:
+        """Remove all images of a class."""
+        self._keep(np.flatnonzero(self.columns != column))
+
+    def resize(self, size: int, generator: torch.Generator) -> None:
+        """Have ``size`` places from now on. A balanced memory that is too large for them is cut down at once.
+
+        Raises:
+            InputError: the memory is a reservoir, whose size is part of how it was filled.
+        """
+        if self.seen:
+            raise InputError("memory_size cannot change once a reservoir has been filled: create a new learner with it")
+        self.size = size
+        quota = self.quota(max(1, len(self._classes) - self._forgotten()))
+        parts = [np.flatnonzero(self.columns == c)[:quota] for c in sorted(self._fitting_holders(generator))]
+        self._keep(np.concatenate([*parts, np.empty(0, np.int64)]))
 
     def append(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
         """Keep everything stored and add all of ``images``."""
@@ -126,6 +188,10 @@ class ReplayMemory:
         self.extras = {
             key.removeprefix("extras."): value.numpy() for key, value in state.items() if key.startswith("extras.")
         }
+
+    def _keep(self, kept: Columns) -> None:
+        if len(kept) < len(self):
+            self.replace(self.images[kept], self.columns[kept], **{k: v[kept] for k, v in self.extras.items()})
 
     def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
         """Hold the stored images ``kept`` (indices), then copies of ``images``: those arrays are the user's."""
@@ -243,6 +309,15 @@ def reservoir_slots(seen: int, count: int, size: int, generator: torch.Generator
     draw = torch.rand(count, generator=generator, dtype=torch.float64).numpy()
     slot = np.where(number < size, number, np.floor(draw * (number + 1)).astype(np.int64))
     return np.where(slot < size, slot, -1)
+
+
+def hypergeometric(new: int, old: int, draws: int, generator: torch.Generator) -> int:
+    """How many of ``draws`` images, drawn from ``new`` and ``old`` ones without replacement, are new."""
+    taken = 0
+    chance = torch.rand(min(draws, new + old), generator=generator, dtype=torch.float64).tolist()
+    for i, value in enumerate(chance):
+        taken += value * (new + old - i) < new - taken
+    return taken
 
 
 def last_of_each(slots: Tensor, elsewhere: int) -> Tensor:

@@ -100,11 +100,14 @@ class TimeLeft:
 
     def __str__(self) -> str:
         """``12:30 left``."""
-        if self.seconds is None:
-            return "--:-- left"
-        minutes, seconds = divmod(round(self.seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+        return "--:-- left" if self.seconds is None else time_left(self.seconds)
+
+
+def time_left(seconds: float) -> str:
+    """``12:30 left``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
+LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
 
@@ -77,6 +78,11 @@ class Ridge(nn.Module):
         for part in (self.scale, self.gram, self.cross):
             part.zero_()
 
+    def drop(self, column: int) -> None:
+        """Forget a class: it has no sum and no weights any more. Its images stay in G, so other weights stay."""
+        self.cross[:, column] = 0
+        self.weight[:, column] = 0
+
     def random_features(self, features: Tensor) -> Tensor:
         """phi: (N, D) -> (N, m), float32."""
         return F.relu(features.float() @ self.projection / self.scale.float())
@@ -100,10 +106,13 @@ class Ridge(nn.Module):
         self.gram.copy_(packed(gram))
 
     @torch.no_grad()
-    def solve(self, features: Tensor, columns: Tensor, weights: Tensor | None = None) -> None:
+    def solve(
+        self, features: Tensor, columns: Tensor, weights: Tensor | None = None, without: Tensor | None = None
+    ) -> None:
         """Make the classifier. Strength and sharpness are those that serve these images best, each left out in turn.
 
-        The images, (N, D) and (N,), must be among those added, with the same ``weights``.
+        The images, (N, D) and (N,), must be among those added, with the same ``weights``. None is of a class in
+        ``without``, (C,) bool: such classes have been forgotten.
         """
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
@@ -119,15 +128,19 @@ class Ridge(nn.Module):
         place, best = descend(left_out, int(self.place), len(STRENGTHS))
         self.place.fill_(place)
         self.weight.copy_(best.weight)
-        self.sharpness.fill_(best_sharpness(best.outputs, columns))
+        outputs = best.outputs if without is None else best.outputs.masked_fill(without, -torch.inf)
+        self.sharpness.fill_(best_sharpness(outputs, columns))
 
     @torch.no_grad()
     def solve_with(self, strength: float) -> None:
-        """Make the classifier with this strength r; the sharpness stays as it is."""
+        """Make the classifier with this strength r; the sharpness stays as it is.
+
+        G has no full rank if there are fewer images than random features, and an r that is lost in the rounding of its
+        diagonal (RanPAC tries 1e-8) leaves it singular. So r is at least ``LEAST`` times the mean of the diagonal.
+        """
         regular = unpacked(self.gram, self.width)
-        regular.diagonal().add_(strength)
-        solution, failed = torch.linalg.solve_ex(regular, self.cross)
-        self.weight.copy_(torch.linalg.lstsq(regular, self.cross).solution if failed else solution)
+        regular.diagonal().add_(max(strength, LEAST * float(regular.diagonal().mean())))
+        self.weight.copy_(torch.linalg.solve(regular, self.cross))
 
     def _left_out(self, gram: Tensor, strength: float, phi: Tensor, onehot: Tensor, weights: Tensor) -> LeftOut:
         regular = gram.clone()
@@ -143,9 +156,10 @@ class Ridge(nn.Module):
         parts = [self.random_features(z) @ self.weight for z in features.split(CHUNK)]
         return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
 
-    def log_probabilities(self, features: Tensor) -> Tensor:
-        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64."""
-        return (self.sharpness * self(features)).log_softmax(1)
+    def log_probabilities(self, features: Tensor, without: Tensor | None = None) -> Tensor:
+        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64; -inf for the classes in ``without``, (C,)."""
+        outputs = self.sharpness * self(features)
+        return (outputs if without is None else outputs.masked_fill(without, -torch.inf)).log_softmax(1)
 
 
 def descend(evaluate: Callable[[int], tuple[float, T]], start: int, count: int) -> tuple[int, T]:

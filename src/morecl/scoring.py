@@ -142,6 +142,13 @@ class Rule(nn.Module, ABC):
     def fit(self, learned: LearnedTask) -> None:
         """Take in what was learned. Called once per task, without gradients."""
 
+    def add(self, learned: LearnedTask) -> None:
+        """Take in further images of known classes. ``learned.task`` holds them as a task of all classes."""
+
+    def is_fitted(self) -> bool:
+        """Whether what :meth:`fit` computes is kept, so that the rule must see one task after the other."""
+        return bool(self.state_dict())
+
     @abstractmethod
     def score(self, features: Sequence[Tensor]) -> Output:
         """Scores from the features (N, D) under each of ``learner.networks()``. Called without gradients."""

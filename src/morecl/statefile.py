@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from morecl.labels import Forgotten
 from morecl.methods import Learner
 
-MODEL, MEMORY, EXTRAS = "model.", "memory.", "memory.extras."
+MODEL, MEMORY, EXTRAS, FORGOTTEN = "model.", "memory.", "memory.extras.", "rule.forgotten"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -72,33 +73,53 @@ class StateFile:
         for size in task_sizes:
             learner.task_sizes.append(size)
             learner._grow(size)
-            if sum(value.numel() for value in learner.model.state_dict().values()) > self.room:
+            needed = [value for name, value in learner.model.state_dict().items() if not _later(learner, name)]
+            if sum(value.numel() for value in needed) > self.room:
                 break  # something is missing, or has another shape
         expected = {f"{MODEL}{name}": Entry(tuple(v.shape), v.dtype) for name, v in learner.model.state_dict().items()}
-        self._check_model(expected)
+        self._check_model(expected, {name for name in expected if _later(learner, name)})
         self._check_memory(learner.memory.size)
 
-    def read(self, classes: int) -> dict[str, Tensor]:
-        """All tensors, after a check of their values for a learner of ``classes`` classes."""
+    def read(self, classes: Sequence[Hashable]) -> dict[str, Tensor]:
+        """All tensors, after a check of their values for a learner of these classes."""
         state = load_file(self.path)
         for name, value in state.items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinite numbers")
         columns = state[f"{MEMORY}columns"]
-        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < classes:
+        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < len(classes):
             raise ValueError(f"{MEMORY}columns names classes that do not exist")
+        self._check_forgotten(state, classes)
         if state[f"{MEMORY}seen"] < 0:
             raise ValueError(f"{MEMORY}seen is negative")
+        for name, value in state.items():
+            if name.endswith(".counts") and value.numel() and not 0 <= float(value.min()) <= float(value.max()) < 2**53:
+                raise ValueError(f"{name} holds numbers that count nothing")
         return state
 
-    def _check_model(self, expected: Mapping[str, Entry]) -> None:
+    def _check_forgotten(self, state: Mapping[str, Tensor], classes: Sequence[Hashable]) -> None:
+        """The classes, the memory and the rule must agree about which classes are forgotten; one must be left."""
+        forgotten = torch.tensor([isinstance(label, Forgotten) for label in classes], dtype=torch.bool)
+        saved = state.get(FORGOTTEN, torch.zeros_like(forgotten))
+        if saved.dtype != torch.bool or not torch.equal(saved, forgotten):
+            raise ValueError(f"{FORGOTTEN} does not fit the classes")
+        if any(isinstance(label, Forgotten) and label.column != column for column, label in enumerate(classes)):
+            raise ValueError("a forgotten class is in another place than it was")
+        if len(classes) and forgotten.all():
+            raise ValueError("all classes are forgotten")
+        if forgotten[state[f"{MEMORY}columns"]].any():
+            raise ValueError(f"{MEMORY}columns names classes that are forgotten")
+
+    def _check_model(self, expected: Mapping[str, Entry], optional: Set[str]) -> None:
+        """Shapes of what is ``optional`` are checked when it is loaded: rebuilding the learner needs no room for it."""
         found = {name for name in self.entries if name.startswith(MODEL)}
-        if missing := sorted(expected.keys() - found):
+        if missing := sorted(expected.keys() - found - optional):
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(found - expected.keys()):
             raise ValueError(f"{extra[0]} is not part of such a learner")
         for name, entry in expected.items():
-            self._check_entry(name, entry)
+            if name not in optional:
+                self._check_entry(name, entry)
 
     def _check_memory(self, size: int) -> None:
         """``size``: images the memory may hold; 0 if the method sets no limit."""
@@ -122,3 +143,8 @@ class StateFile:
         found = self.entries.get(name)
         if found != expected:
             raise ValueError(f"{name} is {found or 'missing'} instead of {expected}")
+
+
+def _later(learner: Learner, name: str) -> bool:
+    """Whether files of older versions lack the tensor of this name."""
+    return name.rpartition(".")[2] in learner.added_later

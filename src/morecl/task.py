@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from morecl.errors import InputError
 from morecl.images import ImageArray, as_array
-from morecl.labels import encode
+from morecl.labels import Forgotten, encode
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ def refuse_known(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
         )
 
 
+def refuse_unknown(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
+    """Raise :class:`InputError` if one of ``names`` has not been learned."""
+    seen = set(known)
+    unknown = [name for name in dict.fromkeys(names) if name not in seen]
+    if unknown:
+        raise InputError(
+            f"not learned yet: {', '.join(map(repr, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}; "
+            "further images are of classes that are known, and learn_task learns new ones"
+        )
+
+
+def check_label(label: Any) -> Hashable:
+    """``label`` as it is kept, or an error that says why it cannot be one."""
+    return _check_labels([label])[0]
+
+
 def task_data(
     array: ImageArray, names: Sequence[Hashable], classes: Sequence[Hashable], index: int, first: int
 ) -> TaskData:
@@ -83,6 +100,8 @@ def _check_labels(labels: Any) -> list[Hashable]:
                 continue
         except TypeError as error:
             raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
+        if isinstance(name, Forgotten):
+            raise TypeError(f"label {index} is the placeholder of a forgotten class, which no image can have")
         if name != name:
             raise ValueError(f"label {index} is not a number (NaN)")
         encode(name)  # else training would end in a learner that cannot be saved

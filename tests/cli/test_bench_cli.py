@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from calling import exit_code
+from morecl.bench.prediction import PredictionSize
 from morecl.methods import METHODS
 
 SMALL = ["--quick", "--device", "cpu", "--image-size", "8", "--set", "bottleneck=4", "--set", "epochs=1"]
@@ -36,7 +37,24 @@ def test_costs_are_printed_and_written(
         assert len(row["after_task"]) == record["tasks"]
 
 
-@pytest.mark.parametrize("kind", [[], ["--methods", "ncm"], ["--profile"]])
+def test_predictions_are_printed_written_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    size = PredictionSize(tasks=(1, 3), images=4, repeats=1)
+    monkeypatch.setattr("morecl.bench.prediction.QUICK_PREDICTION", size)
+    small = [*SMALL, "--set", "projection=20"]
+    files = tmp_path / "bench.json", tmp_path / "bench.svg"
+    assert call(monkeypatch, "--prediction", *small, "--out", files[0], "--figure", files[1]) == 0
+    record = json.loads(files[0].read_text())
+    assert record["schema"] == "morecl.prediction/1" and (record["images"], record["image_size"]) == (4, 8)
+    assert [(row["method"], row["tasks"]) for row in record["times"]] == [
+        (method, tasks) for method in ("more", "morerp") for tasks in (1, 3)
+    ]
+    assert "times the first" in capsys.readouterr().out
+    assert files[1].read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("kind", [[], ["--methods", "ncm"], ["--profile"], ["--prediction"]])
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -55,7 +73,7 @@ def test_a_bad_out_path_is_reported_before_measuring(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    for module in ("speed.bench", "cost.measure", "profile.measure"):
+    for module in ("speed.bench", "cost.measure", "profile.measure", "prediction.measure"):
         monkeypatch.setattr(f"morecl.bench.{module}", lambda *_: pytest.fail("measured"))
     assert call(monkeypatch, *kind, "--quick", "--out", out) == 2
     assert message in " ".join(capsys.readouterr().err.split())
@@ -70,6 +88,12 @@ def test_a_bad_out_path_is_reported_before_measuring(
         (["--methods", "ncm", "--set", "memory_size=1"], "unknown setting 'memory_size'"),
         (["--methods", "ncm", "--image-size", "1"], "image_size=1"),
         (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
+        (["--prediction", "--set", "epoch=1"], "unknown setting 'epoch'; did you mean 'epochs'?"),
+        (["--prediction", "--figure", "times.pdf"], "times.pdf is no name for a figure; end it in .svg or .png"),
+        (["--prediction", "--figure", "/"], "/ is a folder; give --figure the name of a file"),
+        (["--prediction", "--methods", "more"], "leave out --methods"),
+        (["--prediction", "--profile"], "give one at a time"),
+        (["--figure", "times.svg"], "add --prediction"),
     ],
 )
 def test_bad_arguments_are_reported_before_measuring(

@@ -139,6 +139,21 @@ def test_other_seed_other_numbers_and_other_methods(call: Call, finished: Path, 
     assert read_record(folder / "result.json").seed == 0
 
 
+def test_tasks_of_unequal_size(call: Call, tmp_path: Path) -> None:
+    small = ["--train-per-class", "4", "--test-per-class", "2", "--set", "image_size=8", "--device", "cpu"]
+    code, out, _ = call("run", "--method", "ncm", "--tasks", "1,7, 2", *small, "--out", tmp_path / "run")
+    assert code == 0 and "task 3/3" in out
+    record = read_record(tmp_path / "run" / "result.json")
+    assert record.task_sizes == [1, 7, 2]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["tasks"] == [1, 7, 2]
+    seen = [1, 8, 10]  # every class has as many test images
+    for after, total in enumerate(seen):
+        weighted = np.dot(record.accuracy_matrix[after][: after + 1], record.task_sizes[: after + 1])  # type: ignore[arg-type]
+        assert record.aca_per_step[after] == pytest.approx(weighted / total)
+    code, out, _ = call("report", tmp_path / "run", "--format", "md")
+    assert code == 0 and "Digits-5T in tasks of 1, 7, 2 classes ACA" in out
+
+
 # ---- mistakes -----------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +170,13 @@ def test_other_seed_other_numbers_and_other_methods(call: Call, finished: Path, 
         (["--backbone", "nowhere/weights.pth"], "nowhere/weights.pth does not exist"),
         (["--class-order", "9"], "class order"),
         (["--tasks", "11"], "cannot divide 10 classes into 11 tasks"),
+        (["--tasks", "4,1,4"], "tasks of 4, 1, 4 classes have 9 in all, but digits has 10"),
+        (["--tasks", "0"], "--tasks wants the number of tasks, such as 5"),
+        (["--tasks", "4,0,6"], "such as 4,1,5; not '4,0,6'"),
+        (["--tasks", "4,-1,7"], "not '4,-1,7'"),
+        (["--tasks", "5,"], "not '5,'"),
+        (["--tasks", "²"], "not '²'"),
+        (["--tasks", "many"], "not 'many'"),
         (["--validation", "1.5"], "validation"),
         (["--device", "gpu"], "device 'gpu' cannot be used"),
         (["--seed", "-1"], "--seed"),

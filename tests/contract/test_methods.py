@@ -257,6 +257,73 @@ def test_goes_on_after_load_as_if_nothing_had_been(lesson: Lesson) -> None:
     assert np.array_equal(lesson.learner.scores(TEST), learner.scores(TEST))
 
 
+# ---- between tasks ------------------------------------------------------------------------------------------------
+
+CHANGING = {"more", "morerp"}  # can take further images of known classes, and forget classes
+
+
+def test_what_a_method_cannot_do_is_refused_and_changes_nothing(method: str, taught: Learner) -> None:
+    if method in CHANGING:
+        return
+    before = tiny.snapshot(taught)
+    with pytest.raises(morecl.InputError, match=f"method '{method}' cannot take further images of known classes"):
+        taught.add_examples(TEST[:1], ["cat"])
+    with pytest.raises(morecl.InputError, match=f"method '{method}' cannot forget a class"):
+        taught.forget("cat")
+    tiny.assert_same(before, tiny.snapshot(taught))
+
+
+def test_settings_and_names_change_between_tasks(method: str, lesson: Lesson, tmp_path: Path) -> None:
+    learner, events = morecl.load(lesson.after_two), list[EpochDone]()
+    scores = learner.scores(TEST)
+    learner.rename("cat", "tiger")
+    assert learner.classes[0] == "tiger" and np.array_equal(scores, learner.scores(TEST))
+    fields = type(learner.config).model_fields
+    if method in TRAINED:
+        learner.configure(epochs=2)
+    else:
+        with pytest.raises(morecl.InputError, match="trains nothing"):
+            learner.configure(epochs=2)
+    if "memory_size" in fields:
+        if learner.memory.seen:
+            with pytest.raises(morecl.InputError, match="reservoir"):
+                learner.configure(memory_size=6)
+        else:
+            learner.configure(memory_size=6)
+            assert len(learner.memory) <= 6
+    for key in ("seed", "bottleneck"):
+        if key in fields:
+            with pytest.raises(morecl.InputError, match=f"{key} cannot change"):
+                learner.configure(**{key: 9})
+    learner.save(tmp_path / "saved")
+    learner = morecl.load(tmp_path / "saved")
+    learner.learn_task(*TASKS[2], events.append)
+    assert len(learner.memory) <= (learner.config.memory_size if "memory_size" in fields else 10**6)  # type: ignore[attr-defined]
+    if method in TRAINED and method not in TRAINED_ONCE:
+        assert [event.epochs for event in events if not event.stage] == [2, 2]
+    assert np.isfinite(learner.scores(TEST)).all()
+
+
+def test_tasks_of_one_class(method: str, tmp_path: Path) -> None:
+    """Tasks of 1, 3 and 1 classes are learned, saved and resumed like any other."""
+    tasks = [tiny.task(kinds, kinds, COUNT) for kinds in ([0], [1, 2, 3], [4])]
+    learner, resumed = tiny.create(method), tiny.create(method)
+    for k, (images, labels) in enumerate(tasks):
+        learner.learn_task(images, labels)
+        if k < 2:  # each task follows on a learner that was just loaded
+            resumed.learn_task(images, labels)
+            resumed.save(tmp_path / str(k))
+            resumed = morecl.load(tmp_path / str(k))
+        scores, answers = learner.scores(TEST), learner.predict(TEST)
+        assert scores.shape == (len(TEST), len(learner.classes)) and np.isfinite(scores).all()
+        assert set(answers.labels) <= set(learner.classes)
+        assert np.isfinite(answers.ood_score).all() and ((answers.confidence >= 0) & (answers.confidence <= 1)).all()
+    assert learner.task_sizes == [1, 3, 1]
+    resumed.learn_task(*tasks[2])
+    tiny.assert_same(tiny.snapshot(learner), tiny.snapshot(resumed))
+    assert np.array_equal(learner.scores(TEST), resumed.scores(TEST))
+
+
 # ---- mistakes and accidents ---------------------------------------------------------------------------------------
 
 GOOD = tiny.pictures(9, 4)

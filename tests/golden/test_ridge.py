@@ -155,6 +155,20 @@ def test_a_strength_can_be_given() -> None:
     assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
+def test_a_strength_lost_in_rounding_is_raised() -> None:
+    """G of rank 1, to which 1e-8 adds nothing in float64: the matrix is singular, and the least weights are wanted."""
+    made = ridge(1)
+    gram = torch.full((WIDTH, WIDTH), 1e10, dtype=torch.float64)
+    lost = gram + 1e-8 * torch.eye(WIDTH, dtype=torch.float64)
+    assert torch.equal(lost, gram) and torch.linalg.solve_ex(lost, gram).info != 0
+    made.gram.copy_(packed(gram))
+    made.cross.fill_(1e10)
+    made.solve_with(1e-8)
+    assert made.weight.flatten().tolist() == pytest.approx([1 / WIDTH] * WIDTH, rel=1e-3)
+    made.solve_with(1e8)  # strengths that count are taken as they are
+    assert made.weight.flatten().tolist() == pytest.approx([1e10 / (WIDTH * 1e10 + 1e8)] * WIDTH, rel=1e-6)
+
+
 @pytest.mark.parametrize("start", range(6))
 @pytest.mark.parametrize("valley", range(6))
 def test_the_descent_ends_in_the_valley(start: int, valley: int) -> None:

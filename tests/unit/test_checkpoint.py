@@ -169,6 +169,15 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "other bottleneck": (lambda v: v["config"].update(bottleneck=8), "damaged"),
     "huge bottleneck": (lambda v: v["config"].update(bottleneck=2**16), "damaged: state.safetensors is too small"),
     "unknown setting": (lambda v: v["config"].update(epoch=8), "unknown setting 'epoch'"),
+    "a class forgotten": (
+        lambda v: v["classes"].__setitem__(0, {"forgotten": 0}),
+        "damaged: rule.forgotten does not fit",
+    ),
+    "a class forgotten elsewhere": (lambda v: v["classes"].__setitem__(0, {"forgotten": -1}), "damaged.*not a label"),
+    "forgotten within a tuple": (
+        lambda v: v["classes"].__setitem__(0, {"tuple": [{"forgotten": 0}]}),
+        "damaged.*not a label",
+    ),
     "bad setting": (lambda v: v["config"].update(epochs=-8), "epochs=-8"),
     "settings are a list": (lambda v: v.update(config=[]), "damaged: learner.json, config"),
     "unknown method": (lambda v: v.update(method="mroe"), "did you mean 'more'"),
@@ -251,6 +260,34 @@ FORGED_STATE: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
         lambda s: s.update({key: s[key].repeat_interleave(9, 0) for key in ("memory.images", "memory.columns")}),
         "damaged: the replay memory holds .* images; its limit is 12",
     ),
+    "forgotten in the rule alone": (lambda s: s["rule.forgotten"].fill_(True), "damaged: rule.forgotten does not fit"),
+    "forgotten as numbers": (
+        lambda s: s.update({"rule.forgotten": torch.zeros(3)}),
+        "damaged",
+    ),
+    "forgotten for more classes": (
+        lambda s: s.update({"rule.forgotten": torch.zeros(4, dtype=torch.bool)}),
+        "damaged: rule.forgotten does not fit",
+    ),
+    "negative images": (lambda s: s["model.tasks.0.counts"].fill_(-3), "damaged: model.tasks.0.counts holds numbers"),
+    "more images than there can be": (
+        lambda s: s["model.tasks.0.counts"].fill_(2**62),
+        "damaged: model.tasks.0.counts",
+    ),
+    "a single count": (lambda s: s.update({"model.tasks.0.counts": torch.tensor(3)}), "damaged"),
+    "counts of other classes": (lambda s: s.update({"model.tasks.0.counts": torch.ones(5).long()}), "damaged"),
+    "spread of other classes": (
+        lambda s: s.update({"model.tasks.0.spread": s["model.tasks.0.spread"].repeat(2, 1)}),
+        "damaged",
+    ),
+    "spread of another shape": (
+        lambda s: s.update({"model.tasks.0.spread": s["model.tasks.0.spread"][:, :7]}),
+        "damaged",
+    ),
+    "precision of another shape": (
+        lambda s: s.update({"model.tasks.0.precision": s["model.tasks.0.precision"][:7]}),
+        "damaged",
+    ),
     "several counts": (lambda s: s.update({"memory.seen": torch.zeros(2).long()}), "damaged: memory.seen is int64"),
     "a negative count": (lambda s: s["memory.seen"].fill_(-1), "damaged: memory.seen is negative"),
     "notes of other images": (
@@ -258,6 +295,27 @@ FORGED_STATE: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
         "damaged: memory.extras.logits is float32",
     ),
 }
+
+
+def forge_forgotten(folder: Path, *columns: int, places: tuple[int, ...] | None = None) -> None:
+    """Mark ``columns`` as forgotten, in the state and, with the columns ``places``, in the description."""
+    forge_state(folder, lambda s: s["rule.forgotten"].__setitem__(list(columns), True))
+    for column, place in zip(columns, places or columns, strict=True):
+        edit(folder, lambda v, c=column, p=place: v["classes"].__setitem__(c, {"forgotten": p}))  # type: ignore[misc]
+
+
+def test_forged_forgetting_is_refused(learner: Learner, folder: Path) -> None:
+    forge_forgotten(folder, 1)
+    with pytest.raises(InputError, match=r"damaged: memory.columns names classes that are forgotten"):
+        morecl.load(folder)
+    learner.save(folder)
+    forge_forgotten(folder, 1, 2, places=(2, 1))
+    with pytest.raises(InputError, match=r"damaged: a forgotten class is in another place"):
+        morecl.load(folder)
+    learner.save(folder)
+    forge_forgotten(folder, 0, 1, 2)
+    with pytest.raises(InputError, match=r"damaged: all classes are forgotten"):
+        morecl.load(folder)
 
 
 @pytest.mark.parametrize("forgery", FORGED_STATE)

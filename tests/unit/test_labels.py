@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from morecl.labels import decode, encode
+from morecl.labels import Forgotten, decode, encode
 
 
 def nested(depth: int) -> Any:
@@ -56,3 +56,17 @@ def test_some_values_cannot_be_saved(label: Any) -> None:
 def test_other_json_is_not_a_label(value: Any) -> None:
     with pytest.raises(ValueError, match="is not a label"):
         decode(value)
+
+
+def test_a_forgotten_class_is_like_no_label() -> None:
+    gone = Forgotten(3)
+    assert decode(json.loads(json.dumps(encode(gone)))) == gone != Forgotten(4)
+    assert all(gone != label for label in [*LABELS, 3, (3,), "<forgotten class 3>", repr(gone)])
+    assert len({gone, Forgotten(3), Forgotten(4)}) == 2
+    with pytest.raises(TypeError, match="cannot save the label"):
+        encode((1, gone))
+    for forged in (True, -1, "3", 1.0, None, [3]):
+        with pytest.raises(ValueError, match="not a label"):
+            decode({"forgotten": forged})
+    with pytest.raises(ValueError, match="not a label"):
+        decode({"tuple": [{"forgotten": 3}]})

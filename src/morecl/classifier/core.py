@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from morecl.classifier import calibration, conformal, holding
 from morecl.classifier.backbones import AUTO, choose_backbone
 from morecl.classifier.evaluation import UNKNOWN, evaluate
-from morecl.classifier.holding import HeldBack
+from morecl.classifier.holding import HeldBack, Seen
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import (
@@ -50,6 +50,11 @@ TOP = 5
 LONGEST_NAME = 200
 PROBE = 4  # batches on which the speed is measured
 FULL = 5.0  # percent of a layer that must be free for another task
+FEW_PHOTOS = {"shrink_below": 20.0}  # settings that differ from the paper's because a user may have few images
+
+
+class NothingNewError(InputError):
+    """Of the images that were given, none is left to learn."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Classifier:
         learner: Learner,
         *,
         held: HeldBack | None = None,
-        seen: NDArray[np.uint64] | None = None,
+        seen: Seen | None = None,
         images: Sequence[int] = (),
         curve: Sequence[Mapping[str, Any]] = (),
         measured: Measured | None = None,
@@ -78,7 +83,7 @@ class Classifier:
         self.learner = learner
         self.side = learner.backbone.input.resize
         self.held = held or HeldBack.none(self.side)
-        self.seen = np.empty(0, np.uint64) if seen is None else seen  # fingerprints of all pictures taken in
+        self.seen = seen or Seen.nothing()  # all pictures taken in
         self.images = list(images)  # trained on, of each column
         self.curve = [dict(point) for point in curve]
         self.measured = measured or Measured(np.empty(0), np.empty(0, bool), 1.0)
@@ -103,6 +108,7 @@ class Classifier:
             settings: of the method.
         """
         config_class = method_class(method).Config
+        settings = {key: value for key, value in FEW_PHOTOS.items() if key in config_class.model_fields} | settings
         config_class.parse({"seed": seed, "device": device, **settings})  # reject a typo before any download
         size = settings.get("image_size")
         name, loaded = choose_backbone(backbone, device=device, image_size=size, seed=seed, say=say)
@@ -200,10 +206,10 @@ class Classifier:
         found = read(source, self.side, reading)
         skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
         prints = holding.fingerprints(found.images)
-        fresh = holding.first_seen(prints, self.seen)
+        fresh = holding.first_seen(prints, self.seen.prints)
         kept = found.positions[fresh].tolist()
         taken = [names[i] for i in kept]
-        self._check_taken(names, taken, skipped)
+        self._check_taken(action, names, taken, skipped)
         lesson = len(self.curve)
         apart = np.zeros(len(taken), bool)
         if hold_back:
@@ -232,7 +238,7 @@ class Classifier:
             columns = np.array([self._column(name) for name in held_names], np.int64)
             draw = generator(self.learner.config.seed, "kept back", lesson)
             self.held = self.held.with_more(found.images[held], columns, draw)
-            self.seen = np.concatenate([self.seen, prints[fresh]])
+            self.seen = self.seen.with_more(prints[fresh], np.array([self._column(name) for name in taken], np.int64))
             self.measured = self._measure()
             self.curve.append({"action": action, "classes": len(self.classes), "accuracy": self.accuracy()})
         return Lesson(
@@ -265,11 +271,10 @@ class Classifier:
         if len(self.classes) == 1:
             raise InputError(f"{name!r} is the only class; delete the model instead")
         with self._all_or_nothing():
-            gone = holding.fingerprints(self.held.images[self.held.columns == column])
             self.learner.forget(name)
             self.images[column] = 0
             self.held = self.held.without(column)
-            self.seen = self.seen[~np.isin(self.seen, gone)]
+            self.seen = self.seen.without(column)
             self.measured = self._measure()
             self.curve.append({"action": "forget", "classes": len(self.classes), "accuracy": self.accuracy()})
 
@@ -423,12 +428,14 @@ class Classifier:
             raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
 
     @staticmethod
-    def _check_taken(names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
-        """Raise if a class has no image left to learn."""
+    def _check_taken(action: str, names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
+        """Raise if a class has no image left to learn. Of classes it knows, some may have none."""
         left = set(taken)
+        if action == "add" and left:
+            return
         if empty := [name for name in dict.fromkeys(names) if name not in left]:
             why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
-            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
+            raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
 
     def _known(self, settings: dict[str, int]) -> dict[str, int]:
         """Those settings that the method has."""

@@ -54,6 +54,25 @@ def first_seen(prints: NDArray[np.uint64], seen: NDArray[np.uint64]) -> Indices:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Fingerprints of pictures (N,) and the column of each one's class (N,)."""
+
+    prints: NDArray[np.uint64]
+    columns: Indices
+
+    @classmethod
+    def nothing(cls) -> Seen:
+        return cls(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def with_more(self, prints: NDArray[np.uint64], columns: Indices) -> Seen:
+        return Seen(np.concatenate([self.prints, prints]), np.concatenate([self.columns, columns]))
+
+    def without(self, column: int) -> Seen:
+        keep = self.columns != column
+        return Seen(self.prints[keep], self.columns[keep])
+
+
+@dataclass(frozen=True)
 class HeldBack:
     """Images (N, S, S, 3) and the column of each one's class (N,)."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from morecl.errors import InputError
 from morecl.images import ImageArray, as_array, to_side
@@ -86,7 +86,15 @@ def batches(images: Iterable[Any], size: int, side: int) -> Iterator[tuple[list[
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError):
+    """Why an image cannot be read, without its path."""
+    cause = error.__cause__ or error
+    if isinstance(cause, Image.DecompressionBombError):
         return "too many pixels"
-    text = str(error).removeprefix("image 0").lstrip(": ")
-    return text or type(error).__name__
+    if isinstance(cause, UnidentifiedImageError):
+        return "not an image, or of an unknown kind"
+    if isinstance(cause, FileNotFoundError):
+        return "does not exist"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    text = str(cause).removeprefix("image 0").lstrip(": ")
+    return text or type(cause).__name__

@@ -144,7 +144,7 @@ class Evaluation:
     known_rejected: float | None  # images of known classes that were called unknown
     unknown_rejected: float | None  # images of classes never taught that were called unknown
     auc: float | None  # known against never taught, by OOD score
-    roc: tuple[tuple[float, float], ...]  # share of unknown called known, share of known called known
+    roc: tuple[tuple[float, float], ...]  # known images that a threshold calls unknown, unknown ones that it does
     reliability: tuple[Bin, ...]  # of images of known classes
     calibration_error: float | None  # expected calibration error
     mean_confidence: float | None

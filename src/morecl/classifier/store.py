@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from morecl import __version__
 from morecl.errors import InputError
-from morecl.files import atomic_folder, sealed, write_json
+from morecl.files import SEAL, atomic_folder, sealed, write_json
 from morecl.locking import LOCK, claimed
 
 if TYPE_CHECKING:  # these import torch
@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # these import torch
 FORMAT = "morecl.model/1"
 MODEL, VERSIONS, DETAILS, HELD = "model.json", "versions", "classifier.json", "held.safetensors"
 KEEP = 5  # versions
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class Version(BaseModel):
@@ -169,7 +171,7 @@ class ModelFolder:
         if not file.is_file():
             self.exists()
             raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
-        return History.model_validate(_read_sealed(file))
+        return _read_sealed(file, History)
 
     def _put(self, versions: list[Version]) -> None:
         """Make these the model's versions and remove all others."""
@@ -205,7 +207,8 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
         "columns": torch.from_numpy(classifier.held.columns),
         "ood_scores": torch.from_numpy(classifier.measured.ood_scores),
         "right": torch.from_numpy(classifier.measured.right),
-        "seen": torch.from_numpy(classifier.seen.view("int64")),
+        "seen": torch.from_numpy(classifier.seen.prints.view("int64")),
+        "seen_columns": torch.from_numpy(classifier.seen.columns),
     }
     save_file({key: value.contiguous() for key, value in tensors.items()}, folder / HELD)
     details = {
@@ -219,7 +222,7 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
 
 
 def _share(file: Path, other: Path | None) -> None:
-    """Replace ``file`` by a hard link to ``other`` if both are the same; leave it as it is where that cannot be done."""
+    """Replace ``file`` by a hard link to ``other`` if they are the same and the file system can."""
     if other is None or not file.is_file() or not other.is_file() or file.stat().st_size != other.stat().st_size:
         return
     if _sha256(file) != _sha256(other):
@@ -235,10 +238,10 @@ def _read(folder: Path, device: str | None) -> Classifier:
 
     from morecl import checkpoint
     from morecl.classifier.core import Classifier, Measured
-    from morecl.classifier.holding import HeldBack
+    from morecl.classifier.holding import HeldBack, Seen
 
     learner = checkpoint.load(folder, device=device)
-    details = Details.model_validate(_read_sealed(folder / DETAILS))
+    details = _read_sealed(folder / DETAILS, Details)
     held = _read_held(folder / HELD, details.held_sha256)
     count, classes, side = len(held["columns"]), len(learner.classes), learner.backbone.input.resize
     expected = {
@@ -247,18 +250,20 @@ def _read(folder: Path, device: str | None) -> Classifier:
         "ood_scores": ((count,), np.float64),
         "right": ((count,), np.bool_),
         "seen": (held["seen"].shape[:1], np.int64),
+        "seen_columns": (held["seen"].shape[:1], np.int64),
     }
     for key, (shape, kind) in expected.items():
         if held[key].shape != shape or held[key].dtype != kind:
             raise InputError(f"{folder} is damaged: {HELD}, {key} is {held[key].dtype} {held[key].shape}")
-    if len(details.images) != classes or (count and not 0 <= held["columns"].min() <= held["columns"].max() < classes):
+    columns = np.concatenate([held["columns"], held["seen_columns"]])
+    if len(details.images) != classes or (len(columns) and not 0 <= columns.min() <= columns.max() < classes):
         raise InputError(f"{folder} is damaged: {DETAILS} and {HELD} do not fit its learner")
     if not np.isfinite(held["ood_scores"]).all():
         raise InputError(f"{folder} is damaged: {HELD} holds scores that are not finite")
     return Classifier(
         learner,
         held=HeldBack(held["images"], held["columns"]),
-        seen=held["seen"].view(np.uint64),
+        seen=Seen(held["seen"].view(np.uint64), held["seen_columns"]),
         images=details.images,
         curve=details.curve,
         measured=Measured(held["ood_scores"], held["right"], details.temperature),
@@ -277,21 +282,25 @@ def _read_held(file: Path, sha256: str) -> dict[str, Any]:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{file} is damaged: {error}") from error
-    if missing := {"images", "columns", "ood_scores", "right", "seen"} - held.keys():
+    if missing := {"images", "columns", "ood_scores", "right", "seen", "seen_columns"} - held.keys():
         raise InputError(f"{file} is damaged: it has no {', '.join(sorted(missing))}")
     return held
 
 
-def _read_sealed(file: Path) -> dict[str, Any]:
+def _read_sealed(file: Path, kind: type[T]) -> T:
     """A JSON file of this format, checked against its seal."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-        intact = isinstance(value, dict) and value.get("format") == FORMAT and value == sealed(value)
+        if not isinstance(value, dict) or value.get("format") != FORMAT or value != sealed(value):
+            raise InputError(f"{file} is damaged, or was written by another version of morecl (expected {FORMAT})")
+        return kind.model_validate({key: part for key, part in value.items() if key not in ("format", SEAL)})
+    except InputError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{file} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read ({error})") from error
-    if not intact:
-        raise InputError(f"{file} is damaged, or was written by another version of morecl (expected {FORMAT})")
-    return {key: part for key, part in value.items() if key not in ("format", "sha256")}
 
 
 def _sha256(file: Path) -> str:

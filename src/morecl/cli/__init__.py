@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import warnings
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -18,10 +19,13 @@ from rich.markup import escape
 
 from morecl import __version__
 from morecl.cli import bench, listing, report, run, serve, suite
+from morecl.cli.grouped import GroupedCommands
+from morecl.cli.own import evaluate, learn, model, predict
 from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
 from morecl.errors import DivergedError, InputError
 
 app = typer.Typer(
+    cls=GroupedCommands,
     help="Teach an image classifier new classes, task after task, and have it say 'unknown'.",
     no_args_is_help=True,
     add_completion=False,
@@ -29,15 +33,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(run.run)
-app.command()(run.resume)
-app.command()(run.rescore)
-app.command()(suite.suite)
-app.command()(suite.tune)
-app.command()(report.report)
-app.command()(bench.bench)
-app.command()(serve.serve)
-app.command("list")(listing.list_)
+_own_images = partial(app.command, rich_help_panel="Your own images")
+_own_images()(learn.learn)
+_own_images()(predict.predict)
+_own_images()(evaluate.evaluate)
+_own_images()(model.info)
+_own_images()(model.history)
+_own_images()(model.undo)
+_own_images()(model.rename)
+_own_images()(model.forget)
+_own_images()(model.export)
+_own_images()(serve.serve)
+
+_experiments = partial(app.command, rich_help_panel="Experiments")
+_experiments()(run.run)
+_experiments()(run.resume)
+_experiments()(run.rescore)
+_experiments()(suite.suite)
+_experiments()(suite.tune)
+_experiments()(report.report)
+_experiments()(bench.bench)
+_experiments("list")(listing.list_)
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from morecl.catalogue import METHODS
-from morecl.errors import unknown_name
+from morecl.errors import InputError, unknown_name
 
 
-def _known_method(name: str) -> str:
+def known_method(name: str) -> str:
     """Reject a typo before anything slow is imported."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
@@ -22,7 +22,7 @@ def _known_method(name: str) -> str:
 Benchmark = Annotated[
     str, typer.Argument(help="Name, recipe file (.toml), or folder:PATH with one sub-folder per class.")
 ]
-Method = Annotated[str, typer.Option(callback=_known_method, help="See `morecl list methods`.")]
+Method = Annotated[str, typer.Option(callback=known_method, help="See `morecl list methods`.")]
 Backbone = Annotated[str | None, typer.Option(help="timm name, checkpoint file, or NAME@FILE.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable.")
@@ -32,6 +32,10 @@ SetForAll = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="A setting, for every method that has it; repeatable."),
 ]
 ClassOrder = Annotated[str, typer.Option(help="0..4 or random.")]
+Tasks = Annotated[
+    str | None,
+    typer.Option(metavar="N|N,N,...", help="Split the classes into N tasks, or into tasks of N, N, ... classes."),
+]
 TrainPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N training images of each class.")]
 TestPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N test images of each class.")]
 DataRoot = Annotated[
@@ -48,3 +52,15 @@ def settings_from(assignments: Sequence[str] | None, **options: Any) -> dict[str
 
     given = {key: value for key, value in options.items() if value is not None}
     return parse_assignments(assignments or []) | given
+
+
+def division(text: str) -> int | list[int]:
+    """``"5"`` as five tasks, ``"4,1,5"`` as three tasks of these sizes."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise InputError(
+            "--tasks wants the number of tasks, such as 5, or the number of classes of each, such as 4,1,5; "
+            f"not {text!r}"
+        )
+    sizes = [int(part) for part in parts]
+    return sizes[0] if len(sizes) == 1 else sizes

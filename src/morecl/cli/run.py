@@ -29,7 +29,7 @@ def run(
     set_: options.Set = None,
     class_order: options.ClassOrder = "0",
     memory_size: Annotated[int | None, typer.Option(min=0, help="Images in the replay memory.")] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Split the classes into this many tasks.")] = None,
+    tasks: options.Tasks = None,
     train_per_class: options.TrainPerClass = None,
     test_per_class: options.TestPerClass = None,
     validation: Annotated[
@@ -48,6 +48,7 @@ def run(
     settings = options.settings_from(
         set_, backbone=backbone, memory_size=memory_size, device=device, precision=precision, compile=compile_
     )
+    division = None if tasks is None else options.division(tasks)
     if "seed" in settings:
         raise InputError("give the seed as --seed")
     from morecl.data import load_recipe
@@ -63,7 +64,7 @@ def run(
         class_order=class_order,
         seed=seed,
         data_root=str(data_root) if data_root else None,
-        tasks=tasks,
+        tasks=division,
         train_per_class=train_per_class,
         test_per_class=test_per_class,
         validation=validation,

@@ -4,12 +4,13 @@ from morecl.data.benchmarks import Recipe, build_stream, load_recipe, recipe_nam
 from morecl.data.datasets import DATASETS, load_dataset, resolve_data_root
 from morecl.data.folder import SkippedImagesWarning
 from morecl.data.orders import ORDERS, class_order
-from morecl.data.stream import Dataset, Images, Labels, Task, TaskStream
+from morecl.data.stream import Dataset, Division, Images, Labels, Task, TaskStream
 
 __all__ = [
     "DATASETS",
     "ORDERS",
     "Dataset",
+    "Division",
     "Images",
     "Labels",
     "Recipe",

@@ -1,4 +1,4 @@
-"""Benchmarks: a recipe names the data set, the number of tasks and the settings; ``build_stream`` makes the tasks."""
+"""Benchmarks: a recipe names the data set, the tasks and the settings; ``build_stream`` makes the tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from morecl.data import orders
 from morecl.data.datasets import FOLDER, check_dataset_name, load_dataset
 from morecl.data.folder import FOLDER_SIZE, find_classes
-from morecl.data.stream import Dataset, Labels, TaskStream
+from morecl.data.stream import Dataset, Division, Labels, TaskStream
 from morecl.errors import InputError, unknown_name
 
 LARGEST_SIDE = 4096
@@ -26,13 +26,14 @@ _DEFAULTS = "cifar10-5t"  # its settings are used for folders
 class Recipe:
     """A benchmark: ``settings`` apply to every method, ``methods[name]`` overrides them for one method.
 
+    ``tasks`` is a number of equal tasks, or the number of classes of each task.
     ``train_per_class`` and ``test_per_class`` keep the first N images of each class, or all if there are fewer.
     ``folder_size`` is the side in pixels of the images of a ``folder:PATH``; by default what the backbone needs.
     """
 
     name: str
     dataset: str
-    tasks: int
+    tasks: Division
     train_per_class: int | None = None
     test_per_class: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -41,11 +42,13 @@ class Recipe:
 
     @property
     def summary(self) -> str:
-        """One line for lists: data set, number of tasks, limits per class."""
+        """One line for lists: data set, tasks, limits per class."""
         limits = {"training": self.train_per_class, "test": self.test_per_class}
         parts = [f"{count:,} {kind}" for kind, count in limits.items() if count]
         images = f", {' and '.join(parts)} images per class" if parts else ""
-        return f"{self.dataset}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{images}"
+        if isinstance(self.tasks, int):
+            return f"{self.dataset}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{images}"
+        return f"{self.dataset}, tasks of {', '.join(map(str, self.tasks))} classes{images}"
 
     def settings_for(self, method: str) -> dict[str, Any]:
         return {**self.settings, **self.methods.get(method, {})}
@@ -95,7 +98,7 @@ def build_stream(
     data_root: Path | None = None,
     class_order: str = "0",
     seed: int = 0,
-    tasks: int | None = None,
+    tasks: Division | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
     folder_size: int | None = None,
@@ -154,7 +157,10 @@ def _parse(name: str, text: str, where: str) -> Recipe:
 
     check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
     check_dataset_name(values["dataset"])
-    check(_positive(values.get("tasks")), "tasks", "a whole number of at least 1")
+    tasks = values.get("tasks")
+    sizes = isinstance(tasks, list) and len(tasks) > 0 and all(map(_positive, tasks))
+    expected = "a whole number of at least 1, or the number of classes of each task, such as [4, 1, 5]"
+    check(_positive(tasks) or sizes, "tasks", expected)
     for key in ("train_per_class", "test_per_class"):
         check(key not in values or _positive(values[key]), key, "a whole number of at least 1")
     side = values.get("folder_size", 1)

@@ -15,6 +15,7 @@ from morecl.errors import InputError
 
 Images = NDArray[np.uint8]  # (N, H, W, 3) or (N, H, W)
 Labels = NDArray[np.int64]  # (N,)
+Division = int | list[int]  # a number of tasks of equal size, or the size of each
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ class Task:
 
 
 class TaskStream:
-    """The classes of ``dataset`` in ``class_order``, divided into ``tasks`` consecutive groups.
+    """The classes of ``dataset`` in ``class_order``, divided into consecutive groups.
 
-    If the classes do not divide evenly, the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
+    ``tasks`` is their number, or the number of classes of each, in order. If the classes do not divide evenly into a
+    number of tasks, the first groups get one class more (10 classes, 3 tasks: 4 + 3 + 3).
     ``scored_on`` says what the data set's ``x_test`` holds: the test split, or training images held out for validation.
     """
 
@@ -78,19 +80,18 @@ class TaskStream:
         self,
         dataset: Dataset,
         class_order: Sequence[int],
-        tasks: int,
+        tasks: Division,
         scored_on: Literal["test", "validation"] = "test",
     ):
         if sorted(class_order) != list(range(len(dataset.classes))):
             raise InputError(
                 f"the class order is not a permutation of the {len(dataset.classes)} labels of {dataset.name}"
             )
-        if not 1 <= tasks <= len(class_order):
-            raise InputError(f"cannot divide {len(class_order)} classes into {tasks} tasks")
+        ends = np.cumsum(task_sizes(tasks, len(class_order), dataset.name))
         self.dataset = dataset
         self.scored_on = scored_on
         self.class_order = tuple(int(c) for c in class_order)
-        self.groups = tuple(tuple(int(c) for c in g) for g in np.array_split(np.array(self.class_order), tasks))
+        self.groups = tuple(tuple(int(c) for c in g) for g in np.split(np.array(self.class_order), ends[:-1]))
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -104,3 +105,25 @@ class TaskStream:
         test = np.flatnonzero(np.isin(self.dataset.y_test, group))
         d = self.dataset
         return Task(index, group, d.x_train[train], d.y_train[train], d.x_test[test], d.y_test[test])
+
+
+def task_sizes(tasks: Division, classes: int, name: str) -> list[int]:
+    """The number of classes of each task when the ``classes`` of the data set ``name`` are divided into ``tasks``."""
+    if isinstance(tasks, int):
+        if not 1 <= tasks <= classes:
+            raise InputError(f"cannot divide {classes} classes into {tasks} tasks")
+        return equal_sizes(tasks, classes)
+    if not tasks or min(tasks) < 1:
+        raise InputError(f"tasks = {tasks}: every task needs at least 1 class")
+    if sum(tasks) != classes:
+        raise InputError(
+            f"tasks of {', '.join(map(str, tasks))} classes have {sum(tasks)} in all, but {name} has {classes}: "
+            f"give sizes that sum to {classes}"
+        )
+    return list(tasks)
+
+
+def equal_sizes(tasks: int, classes: int) -> list[int]:
+    """As equal as possible; the first tasks get one class more."""
+    size, over = divmod(classes, tasks)
+    return [size + (k < over) for k in range(tasks)]

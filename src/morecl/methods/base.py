@@ -7,7 +7,10 @@ Who calls what, in which order:
 - ``predict`` and ``scores`` (the user) and the evaluator all take the same path: ``networks`` names the networks whose
   features are needed, ``embed`` computes them, ``score`` turns them into one number per class. A network keeps its name
   exactly as long as its features stay the same, so features can be cached by name.
-- ``state`` and ``restore`` (checkpoints, and ``learn_task`` when it fails) take and put back all that was learned.
+- ``add_examples``, ``forget``, ``rename`` and ``configure`` (the user) change a learner between tasks, all or nothing
+  like ``learn_task`` (:mod:`morecl.methods.between_tasks`). The first two call ``_add_examples`` and ``_forget``, which
+  not every method has.
+- ``state`` and ``restore`` (checkpoints, and the methods above when they fail) take and put back all that was learned.
 - ``adopt`` and ``fit_rule`` (rescoring) put another rule on networks that are already trained.
 
 A method consists of networks and a rule. The networks are its own: ``_reset``, ``_grow``, ``_learn``, ``networks`` and
@@ -25,13 +28,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from morecl.config import LearnerConfig, Role, SgdConfig
-from morecl.errors import DivergedError, InputError
+from morecl.errors import InputError
 from morecl.images import as_array
+from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
-from morecl.methods.tools import TrainingTools, count
+from morecl.methods.between_tasks import BetweenTasks
+from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
@@ -57,12 +61,13 @@ SCORING: Role = "scoring"
 MACHINE: tuple[Role, ...] = ("machine", "weights")
 
 
-class Learner(TrainingTools, ABC):
+class Learner(BetweenTasks, ABC):
     """An image classifier that learns new classes, task after task. See the module's text for the order of calls."""
 
     name: ClassVar[str]
     trained_as: ClassVar[str]  # the method that trains such networks: its own name if not set
     Config: ClassVar[type[SgdConfig]]
+    added_later: ClassVar[frozenset[str]] = frozenset()  # last parts of names in ``model`` that older files lack
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -152,9 +157,7 @@ class Learner(TrainingTools, ABC):
         refuse_known(names, self.classes)
         new = list(dict.fromkeys(names))
         task = task_data(array, names, new, len(self.task_sizes), len(self.classes))
-        before = {key: value.clone() for key, value in self.state().items()}
-        classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
-        try:
+        with self._all_or_nothing(task.index):
             self.classes.extend(new)
             self.task_sizes.append(len(new))
             self._grow(len(new))
@@ -163,14 +166,6 @@ class Learner(TrainingTools, ABC):
             self._derived.clear()
             self._fit_rule(task)
             self._require_finite(task)
-        except BaseException as error:
-            self.restore(classes, sizes, before)
-            self.seconds = seconds
-            if isinstance(error, LinAlgError):
-                raise DivergedError(
-                    f"training diverged: task {task.index + 1}: {error}; lower the learning rate (lr)"
-                ) from error
-            raise
 
     def predict(self, images: Any, *, on_error: OnError = "raise") -> Prediction:
         """The most likely class of each image, and how little the image looks like anything learned.
@@ -270,6 +265,8 @@ class Learner(TrainingTools, ABC):
                 f"method {cls.name!r} uses networks that {cls.trained_as!r} trains; these are of {trained.trained_as!r}"
             )
         cls._refuse_other_training(trained.config, config)
+        if any(isinstance(label, Forgotten) for label in trained.classes):
+            raise InputError("a learner that has forgotten classes cannot be scored by another rule")
         learner = cls(config, trained.backbone)
         state = {key: value.clone() for key, value in trained.state().items()}
         learner._restore_networks(trained.classes, trained.task_sizes, state)
@@ -281,7 +278,7 @@ class Learner(TrainingTools, ABC):
             raise InputError(f"'before' must be a learner of method {cls.name!r} after one task less")
         learner.rule = learner._rebuilt_rule(earlier, before.rule.state_dict() if before else None)
         learner.rule.grow(newest)
-        if before is None and earlier and learner.rule.state_dict():
+        if before is None and earlier and learner.rule.is_fitted():
             raise InputError(f"the rule of {cls.name!r} takes in one task after the other: start from the first task")
         return learner
 

@@ -10,7 +10,7 @@ it is; their norms start from those that were trained with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -39,6 +39,11 @@ from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, ProtectedSGD, repeated_shuffles
+
+FOLDED_BYTES = 512 << 20  # of finished tasks' adapters that are kept between calls, all tasks together
+OWN_PASS = {"cuda": 128}  # images from which on a network gets a pass of its own; elsewhere 32
+GROUP_SIZES = (1, 2, 4, 8, 16)
+GROUP_COST = 0.75  # of a group's weights, copied for each pass, in images
 
 
 class MaskedConfig(TrainingConfig):
@@ -72,6 +77,7 @@ class MaskedLearner(Learner):
 
     Config: ClassVar[type[SgdConfig]] = MaskedConfig
     config: MaskedConfig
+    _in_training: MaskedTask | None = None  # its adapters still change
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MaskedTask:
         """The part that a task of ``classes`` classes owns."""
@@ -140,7 +146,11 @@ class MaskedLearner(Learner):
         shared = [self.adapters.w1, self.adapters.b1, self.adapters.w2, self.adapters.b2]
         owned = [*net.norms.parameters(), net.embedding, *net.head.parameters(), *self._body_parameters()]
         optimizer = self._guarded_optimizer([*shared, *owned], guard)
-        self._fit(loss, annealed, task=task, listener=listener, optimizer=optimizer, after_step=bound)
+        self._in_training = net
+        try:
+            self._fit(loss, annealed, task=task, listener=listener, optimizer=optimizer, after_step=bound)
+        finally:
+            self._in_training = None
 
     def _guarded_optimizer(self, parameters: Sequence[Tensor], gates: Sequence[Tensor]) -> ProtectedSGD:
         """For the main training of a task; ``gates`` of the first ``len(gates)`` parameters."""
@@ -172,12 +182,52 @@ class MaskedLearner(Learner):
         features = self._trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
         return list(features.view(tasks, count, -1))
 
+    @torch.no_grad()
+    def embed_rows(self, tokens: Tokens, rows: Tensor, networks: Tensor) -> Tensor:
+        """Features (B, D) of the images ``rows`` (B,), the i-th under the network of task ``networks[i]`` (B,).
+
+        Networks that many images want get a pass of their own. The others share passes: the images of each are cut
+        into groups of one size, the last one filled up, and every group brings its norms and adapters.
+        """
+        found = torch.empty(len(rows), self.network.dim, device=self.device)
+        order = networks.argsort(stable=True)
+        counts = torch.bincount(networks, minlength=len(self.tasks)).tolist()
+        few: dict[int, Tensor] = {}  # places in ``rows`` by network
+        for k, places in enumerate(order.split(counts)):
+            if len(places) >= OWN_PASS.get(self.device.type, 32):
+                found[places] = self.embed(tokens.take(rows[places]), str(k))
+            elif len(places):
+                few[k] = places
+        for wanted, places, filling in _groups(few, self.eval_batch_size):
+            norms, adapters = self._side_by_side([self.tasks[k] for k in wanted])
+            features = self._trunk(tokens[rows[places]], norms, adapters, self.body)
+            found[places[~filling]] = features[~filling]
+        return found
+
+    def _side_by_side(self, tasks: Sequence[MaskedTask]) -> tuple[tuple[Tensor, Tensor], AdapterWeights]:
+        """Norms and adapters of G tasks for one pass of G equal parts; a task may occur repeatedly."""
+        norms = [torch.stack([getattr(t.norms, name) for t in tasks], 1) for name in ("weight", "bias")]
+        folded = [self._adapters_of(t) for t in tasks]
+        width = max(part.w1.shape[1] for part in folded)
+        wide = [_widened(part, width) for part in folded]
+        w1, b1, b2 = (torch.stack([getattr(part, name) for part in wide], 1) for name in ("w1", "b1", "b2"))
+        w2 = torch.stack([part.w2.mT for part in wide], 1).mT  # as it lies in memory
+        return (norms[0], norms[1]), AdapterWeights(w1, b1, w2, b2)
+
     def _heads(self) -> list[Callable[[Tensor], Tensor]]:
         """The head of each task's network."""
         return [net.head for net in self.tasks]
 
     def _adapters_of(self, net: MaskedTask) -> AdapterWeights:
-        return AdapterWeights(*(part[:, 0] for part in self._folded([net])))
+        """Folded, and kept until more is learned if there is room."""
+        kept: dict[MaskedTask, AdapterWeights] = self._derived.setdefault("folded", {})
+        if net in kept:
+            return kept[net]
+        folded = AdapterWeights(*(part[:, 0] for part in self._folded([net])))
+        size = sum(part.nbytes for weights in (folded, *kept.values()) for part in weights)
+        if net is not self._in_training and size <= FOLDED_BYTES:
+            kept[net] = folded
+        return folded
 
     def _folded(self, tasks: Sequence[MaskedTask]) -> AdapterWeights:
         return self.adapters.folded([split(t.mask, self.config.bottleneck) for t in tasks])
@@ -247,3 +297,39 @@ class ReplayLearner(MaskedLearner):
                 )
 
         self._train(task, batches, steps, listener)
+
+
+def _groups(places: Mapping[int, Tensor], batch: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Passes of at most ``batch`` images made of groups of one size, each of images that want the same network.
+
+    Args:
+        places: of the images that want each network, (n_k,).
+
+    Yields:
+        the network of each of G groups; the places of their images, (G size,), a short group's last one repeated;
+        which of them are such repetitions, (G size,).
+    """
+    if not places:
+        return
+    counts = [len(mine) for mine in places.values()]
+    size = min(GROUP_SIZES, key=lambda size: sum(-(-n // size) * (size + GROUP_COST) for n in counts))
+    size = min(size, batch)
+    wanted, filled, filling = [], [], []
+    for network, mine in places.items():
+        groups = -(-len(mine) // size)
+        position = torch.arange(groups * size, device=mine.device)
+        filled += mine[position.clamp(max=len(mine) - 1)].split(size)
+        filling += (position >= len(mine)).split(size)
+        wanted += [network] * groups
+    for start in range(0, len(wanted), batch // size):
+        part = slice(start, start + batch // size)
+        yield wanted[part], torch.cat(filled[part]), torch.cat(filling[part])
+
+
+def _widened(weights: AdapterWeights, width: int) -> AdapterWeights:
+    """The adapters (A, K, D) with closed neurons added: K becomes ``width``."""
+    more = width - weights.w1.shape[1]
+    if not more:
+        return weights
+    w1, w2 = F.pad(weights.w1, (0, 0, 0, more)), F.pad(weights.w2, (0, more))
+    return AdapterWeights(w1, F.pad(weights.b1, (0, more)), w2, weights.b2)

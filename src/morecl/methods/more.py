@@ -39,15 +39,24 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.config import SCORING, SgdConfig
+from morecl.errors import InputError
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
-from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
+from morecl.methods.masked import ReplayConfig, ReplayLearner
+from morecl.methods.more_rule import MoreRule, MoreTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import Output, Rule
+from morecl.scoring import LearnedTask
 from morecl.training import Batch, ProtectedSGD, require_finite
+
+__all__ = ["More", "MoreConfig", "MoreRule", "MoreTask"]
+
+# Training of heads when further images of known classes arrive.
+REFIT_EPOCHS = 3  # times those of the back-update
+REFIT_RATE = 3.0  # times the back-update's
+REFIT_IMAGES = 200  # new images of a class at most; with many more, the weights of classes with few become too large
 
 
 class MoreConfig(ReplayConfig):
@@ -64,6 +73,9 @@ class MoreConfig(ReplayConfig):
         description="multiply by the Mahalanobis coefficient (Eq. 7 instead of Eq. 2)",
         json_schema_extra=SCORING,
     )
+    shrink_below: float = Field(
+        1.0, ge=1, le=1000, description="shrink the covariance with fewer samples per dimension than this (Eq. 6)"
+    )
     back_update: bool = Field(True, description="train earlier heads to reject later classes (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
     back_update_lr: float = Field(0.001, gt=0, le=1e30, description="relative to the mean square of a head's features")
@@ -77,66 +89,14 @@ class MoreConfig(ReplayConfig):
     )
 
 
-class MoreTask(MaskedTask):
-    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples.
-
-    ``precision`` is the inverse of the covariance, kept because it takes long to compute.
-    """
-
-    means: Tensor
-    covariance: Tensor
-    precision: Tensor
-    samples: Tensor
-
-    def __init__(self, norms: Norms, shape: tuple[int, int], dim: int, classes: int, init: torch.Generator):
-        super().__init__(norms, shape, dim, classes + 1, init)
-        self.register_buffer("means", torch.zeros(classes, dim, dtype=torch.float64))
-        self.register_buffer("covariance", torch.zeros(dim, dim, dtype=torch.float64))
-        self.register_buffer("precision", torch.zeros(dim, dim, dtype=torch.float64))
-        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
-
-    def describe(self, features: Tensor, targets: Tensor) -> None:
-        """Eq. 5-6: estimate the Gaussians from ``features`` (N, D) with ``targets`` (N,)."""
-        statistics = gaussian.estimate(features, targets, len(self.means))
-        self.means.copy_(statistics.means)
-        self.covariance.copy_(statistics.covariance)
-        self.samples.fill_(statistics.samples)
-        self.precision.copy_(gaussian.precision(self.gaussians))
-
-    @property
-    def gaussians(self) -> Gaussians:
-        return Gaussians(self.means, self.covariance, int(self.samples))
-
-
-class MoreRule(Rule):
-    """Algorithm 2: p(Y^k | x, k) s^k(x) of every task, side by side (Eq. 7); without the coefficient s^k, Eq. 2."""
-
-    def __init__(self, tasks: Callable[[], Sequence[MoreTask]], temperature: float, c: float | None):
-        """``c``: numerator of the coefficient; ``None``: no coefficient."""
-        super().__init__()
-        self._tasks, self.temperature, self.c = tasks, temperature, c
-
-    def score(self, features: Sequence[Tensor]) -> Output:
-        of_tasks = [self._of_task(net, z) for net, z in zip(self._tasks(), features, strict=True)]
-        probabilities, scores = (torch.cat(parts, 1) for parts in zip(*of_tasks, strict=True))
-        return Output(scores, probabilities, scores.amax(1))
-
-    def _of_task(self, net: MoreTask, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities and scores of a task's classes, (N, C_k) each, from the features (N, D) under its network."""
-        logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
-        p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
-        if self.c is None:
-            return p, p
-        return p, p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
-
-
 class More(ReplayLearner):
     name: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MoreConfig
     config: MoreConfig
+    added_later = frozenset({"precision", "counts", "spread"})
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:
-        return MoreTask(norms, shape, self.network.dim, classes, init)
+        return MoreTask(norms, shape, self.network.dim, classes, init, self.config.shrink_below)
 
     @property
     def tasks(self) -> list[MoreTask]:  # type: ignore[override]
@@ -166,33 +126,64 @@ class More(ReplayLearner):
     def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
 
-        The data are the memory from before this task and equally many random samples of the task. The features of
-        head j are those of network j, computed once. The heads do not depend on each other, so all are trained
-        together in one batch: head j is row j of the stacked weights, padded to the widest head.
+        The data are the memory from before this task and equally many random samples of the task.
+        """
+        draw = generator(self.config.seed, "back-update", task.index)
+        drawn = torch.randperm(len(tokens), generator=draw)[: len(self.memory)]
+        self._fit_heads(
+            range(task.index),
+            [self.prepare(self.memory.images), self.prepare(task.images[drawn.numpy()])],
+            torch.cat([torch.from_numpy(self.memory.columns), task.columns[drawn]]),
+            emphasis=_emphasis,
+            draw=draw,
+            task=task,
+            listener=listener,
+            stage="back-update",
+        )
+
+    def _fit_heads(
+        self,
+        tasks: Sequence[int],
+        parts: Sequence[Tokens],
+        columns: Tensor,
+        *,
+        emphasis: Callable[[Tensor, Tensor, float | None], Tensor],
+        draw: torch.Generator,
+        task: TaskData,
+        listener: Listener,
+        stage: str,
+        more_epochs: int = 1,
+        rate: float = 1.0,
+    ) -> None:
+        """Train the heads of ``tasks`` further, on images with frozen features: own classes by label, others as *ood*.
+
+        The features of head j are those of network j, computed once. The heads do not depend on each other, so all are
+        trained together in one batch: head j is row j of the stacked weights, padded to the widest head.
+
+        Args:
+            parts: the images, n in all; columns: their classes (n,).
+            emphasis: makes the weights of the samples (J, n), of mean 1, from their targets (J, n), the *ood* output of
+                each head (J, 1) and ``back_update_own_share``.
+            more_epochs, rate: factors of the back-update's epochs and rate.
         """
         config = self.config
-        draw = generator(config.seed, "back-update", task.index)
-        drawn = torch.randperm(len(tokens), generator=draw)[: len(self.memory)]
-        replay, sample = self.prepare(self.memory.images), self.prepare(task.images[drawn.numpy()])
-        owner = torch.from_numpy(self.task_of_column()[self.memory.columns])
+        owner = torch.from_numpy(self.task_of_column())[columns]
         first = np.cumsum([0, *self.task_sizes])
 
-        heads = [net.head for net in self.tasks[:-1]]
+        heads = [self.tasks[j].head for j in tasks]
         widest = max(head.out_features for head in heads)
         weight = torch.zeros(len(heads), widest, self.network.dim, device=self.device)
         bias = torch.full((len(heads), widest), torch.finfo().min, device=self.device)  # probability 0
         features, targets = [], []
-        for j, head in enumerate(heads):
-            weight[j, : head.out_features], bias[j, : head.out_features] = head.weight.data, head.bias.data
-            features.append(torch.cat([self.embed(replay, str(j)), self.embed(sample, str(j))]))
-            ood = head.out_features - 1
-            own = torch.from_numpy(self.memory.columns) - int(first[j])
-            targets.append(torch.cat([own.where(owner == j, ood), torch.full((len(sample),), ood)]))
+        for row, (j, head) in enumerate(zip(tasks, heads, strict=True)):
+            weight[row, : head.out_features], bias[row, : head.out_features] = head.weight.data, head.bias.data
+            features.append(torch.cat([self.embed(part, str(j)) for part in parts]))
+            targets.append((columns - int(first[j])).where(owner == j, head.out_features - 1))
         X = torch.stack(features)  # (J, n, D)
         y = torch.stack(targets).to(self.device)  # (J, n)
-        own_sample = y != torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
-        emphasis = _emphasis(own_sample, config.back_update_own_share)  # (J, n), mean 1
-        emphasis /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
+        ood = torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
+        share = emphasis(y, ood, config.back_update_own_share)  # (J, n), mean 1
+        share /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
         weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
@@ -201,27 +192,94 @@ class More(ReplayLearner):
         def loss(index: Tensor, w: Tensor) -> Tensor:
             logits = torch.baddbmm(bias[:, None], X[:, index], weight.mT)  # (J, B, widest)
             errors = F.cross_entropy(logits.flatten(0, 1), y[:, index].flatten(), reduction="none")
-            errors = errors.view(len(heads), -1) * emphasis[:, index]
+            errors = errors.view(len(heads), -1) * share[:, index]
             return (errors * w).sum() / w.sum()  # the sum over heads of each head's mean
 
-        optimizer = ProtectedSGD([weight, bias], config.back_update_lr, config.back_update_momentum)
         self._fit(
             loss,
             batches,
             task=task,
             listener=listener,
-            optimizer=optimizer,
-            epochs=config.back_update_epochs,
-            stage="back-update",
+            optimizer=ProtectedSGD([weight, bias], rate * config.back_update_lr, config.back_update_momentum),
+            epochs=more_epochs * config.back_update_epochs,
+            stage=stage,
             speed=False,
         )
-        for j, head in enumerate(heads):
-            head.weight.data.copy_(weight.detach()[j, : head.out_features])
-            head.bias.data.copy_(bias.detach()[j, : head.out_features])
+        for row, head in enumerate(heads):
+            head.weight.data.copy_(weight.detach()[row, : head.out_features])
+            head.bias.data.copy_(bias.detach()[row, : head.out_features])
+
+    # ---- between tasks ----------------------------------------------------------------------------------------
+
+    def _add_examples(self, examples: TaskData, listener: Listener) -> None:
+        """Statistics become what all images at once would give; heads are trained further on memory and new images."""
+        owner = torch.from_numpy(self.task_of_column())[examples.columns]  # (N,)
+        touched: list[int] = owner.unique().tolist()
+        if unable := [k for k in touched if not len(self.tasks[k].counts)]:
+            names = sorted({repr(self.classes[c]) for c in examples.columns[torch.isin(owner, torch.tensor(unable))]})
+            raise InputError(
+                f"this learner was saved by an older morecl, without the spread of each class, so it cannot take "
+                f"further images of {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; "
+                "learn them under a new label, or teach a new learner"
+            )
+        seen = torch.cat([_padded_counts(net) for net in self.tasks]).cpu().numpy()
+        draw = generator(self.config.seed, "examples", sum(int(net.samples) for net in self.tasks))
+        tokens = self.prepare(examples.images)
+        with self._clock("back_update"):
+            self._refit(examples, touched, draw, listener)
+        with self._clock("train"), torch.no_grad():
+            first = np.cumsum([0, *self.task_sizes])
+            for k in touched:
+                features = self.embed(tokens, str(k))
+                require_finite(k, [features])
+                own = owner == k
+                targets = examples.columns[own] - int(first[k])
+                self.tasks[k].extend(features[own.to(self.device)], targets.to(self.device))
+            self.memory.add(examples.images, examples.columns.numpy(), seen, draw)
+            self.rule.add(LearnedTask(self, examples))
+
+    def _refit(self, examples: TaskData, touched: Sequence[int], draw: torch.Generator, listener: Listener) -> None:
+        """Heads of ``touched`` tasks learn from the memory and the new images; the others reject some of these, as many
+        as the memory holds. A head that has a class without any image at hand would unlearn it: it stays as it is."""
+        stored = torch.from_numpy(self.memory.columns)
+        order = torch.randperm(len(examples.images), generator=draw)
+        shuffled = examples.columns[order]
+        at_most = torch.cat([(shuffled == c).nonzero()[:REFIT_IMAGES, 0] for c in shuffled.unique()])
+        others = [k for k in range(len(self.tasks)) if k not in touched] if self.config.back_update else []
+        for tasks, drawn in ((touched, order[at_most]), (others, order[: len(self.memory)])):
+            columns = torch.cat([stored, examples.columns[drawn]])
+            if tasks := self._fully_shown(tasks, columns):
+                parts = [self.memory.images, examples.images[drawn.numpy()]]
+                self._fit_heads(
+                    tasks,
+                    [self.prepare(part) for part in parts if len(part)],
+                    columns,
+                    emphasis=_balanced,
+                    draw=draw,
+                    task=examples,
+                    listener=listener,
+                    stage="refit",
+                    more_epochs=REFIT_EPOCHS,
+                    rate=REFIT_RATE,
+                )
+
+    def _fully_shown(self, tasks: Sequence[int], columns: Tensor) -> list[int]:
+        """Those of ``tasks`` of which each class that was not forgotten is among ``columns``."""
+        missing = ~self.rule.forgotten.cpu()
+        missing[columns] = False
+        parts = missing.split(self.task_sizes)
+        return [k for k in tasks if not parts[k].any() and self.rule.remaining()[k]]
+
+    def _forget(self, column: int) -> None:
+        task = int(self.task_of_column()[column])
+        self.tasks[task].forget(column - sum(self.task_sizes[:task]))
+        self.rule.forget(column)
 
     # ---- Algorithm 2 ------------------------------------------------------------------------------------------
 
-    def _new_rule(self) -> Rule:
+    rule: MoreRule
+
+    def _new_rule(self) -> MoreRule:
         config = self.config
         return MoreRule(self._all_tasks, config.temperature, config.c if config.coefficient else None)
 
@@ -236,8 +294,10 @@ class More(ReplayLearner):
         return Gaussians(net.means.cpu(), net.covariance.cpu(), int(net.samples))
 
     def entries(self) -> dict[str, int]:
-        """The precision matrices are not counted: they are computed from the covariances."""
+        """The precision matrices are not counted: they are computed from the covariances. What only further images of
+        known classes need, and which classes were forgotten, is not part of the method and not counted either."""
         parts = super().entries()
+        parts["statistics"] -= sum(buffer.numel() for buffer in self.rule.buffers() if buffer.dtype == torch.bool)
         parts["statistics"] += sum(net.means.numel() + net.covariance.numel() for net in self.tasks)
         return parts
 
@@ -245,22 +305,44 @@ class More(ReplayLearner):
         self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
     ) -> None:
         """A learner that was saved without precision matrices gets them here."""
-        super()._restore_networks(classes, task_sizes, _with_precision(state, len(task_sizes)))
+        super()._restore_networks(
+            classes, task_sizes, _with_precision(state, len(task_sizes), self.config.shrink_below)
+        )
 
 
-def _with_precision(state: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
+def _with_precision(state: dict[str, Tensor], tasks: int, shrink_below: float) -> dict[str, Tensor]:
     missing = [k for k in range(tasks) if f"model.tasks.{k}.precision" not in state]
     made = {}
     for k in missing:
         means, covariance, samples = (state[f"model.tasks.{k}.{name}"] for name in ("means", "covariance", "samples"))
-        made[f"model.tasks.{k}.precision"] = gaussian.precision(Gaussians(means, covariance, int(samples)))
+        statistics = Gaussians(means, covariance, int(samples))
+        made[f"model.tasks.{k}.precision"] = gaussian.precision(statistics, shrink_below)
     return state | made
 
 
-def _emphasis(own: Tensor, share: float | None) -> Tensor:
-    """Weights (J, n) of mean 1 that give the ``own`` samples of each head the given share of the total weight."""
+def _emphasis(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
+    """Weights (J, n) of mean 1 that give the own samples of each head the given share of the total weight."""
+    own = targets != ood
     if share is None:
         return torch.ones(own.shape, device=own.device)
     count = own.sum(1, keepdim=True).float()
     total = own.shape[1]
     return torch.where(own, share * total / count, (1 - share) * total / (total - count))
+
+
+def _balanced(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
+    """As :func:`_emphasis`, and each class of a head has the same part of its share; ``None``: the share it has."""
+    own = targets != ood
+    total = own.shape[1]
+    counts = torch.zeros(len(targets), int(ood.max()) + 1, device=targets.device)
+    counts.scatter_add_(1, targets, torch.ones(targets.shape, device=targets.device))  # (J, outputs)
+    rejected = counts.gather(1, ood)  # (J, 1)
+    classes = (counts > 0).sum(1, keepdim=True) - (rejected > 0).long()
+    part = 1 - rejected / total if share is None else torch.full_like(rejected, share)
+    part = part.where(rejected > 0, 1.0)
+    of_own = part / classes.clamp(min=1) / counts.gather(1, targets)
+    return total * torch.where(own, of_own, (1 - part) / rejected.clamp(min=1))
+
+
+def _padded_counts(net: MoreTask) -> Tensor:
+    return net.counts if len(net.counts) else net.counts.new_zeros(len(net.means))

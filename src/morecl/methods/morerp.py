@@ -1,31 +1,34 @@
-"""MORE-RP (ours): MORE's networks and *ood* heads, and a ridge classifier on random projections over all classes.
+"""MORE-RP (ours): MORE's networks and *ood* heads, and a ridge classifier over all classes.
 
 What MORE's heads cannot do is compare classes of different tasks: no head has seen all of them. A ridge classifier in
-closed form (:mod:`morecl.ridge`; RanPAC, McDonnell et al., NeurIPS 2023) can. It is fed with the features of a network
-that never changes, so its sums over images are exact however many tasks follow. The score of class c of task k is
+closed form can (RanPAC, McDonnell et al., NeurIPS 2023). It is fed with the features of a network that never changes,
+so it is what all images at once would give, however many tasks follow. The score of class c of task k is
 
     log p(c | x, k) s^k(x)  +  ridge_weight * log softmax(t S(x))_c
 
-with MORE's score (Eq. 7) on the left and the ridge classifier's outputs S on the right. Their sharpness t is chosen on
-the memory, each image left out of the sums in closed form. How well an image is known is MORE's largest score.
+with MORE's score (Eq. 7) on the left and the ridge classifier's outputs S on the right. Their sharpness t is chosen by
+leaving out one image at a time, in closed form. How well an image is known is MORE's largest score.
 
+- What is kept: RanPAC sums over images in a space of m random projections (:mod:`morecl.ridge`). The more of them the
+  better, and none of the sizes that can be stored is enough. So the default is the limit of infinitely many, a Gaussian
+  kernel, on the features of every image in half precision (:mod:`morecl.kernel_ridge`): 768 bytes per image with a
+  ViT-Ti, 38 MB for CIFAR. ``projection=5000`` keeps sums instead (100 MB) and nothing of a single image.
 - Features: those of the class token and the mean of the patches before the last block, (2 D). The mean costs no
-  further pass and helps weak backbones (held-out images, CIFAR100-10T, ridge classifier alone: 40.6 to 43.1 % on the
-  shipped backbone, 79.9 to 80.1 % on ViT-Ti/16).
+  further pass and helps weak backbones.
 - Network: the first task's. A first task of few classes adapts little; so while a task brings at least
   ``MOVE_FACTOR`` times as many classes as all before it together, the classifier moves to that task's network, and the
   images in memory stand in for the older classes, weighted so that each class counts as often as it had images.
 - Prediction asks few networks: one pass gives the ridge classifier's outputs, which rank the tasks; MORE's networks of
   the ``asked`` highest tasks are asked, images that want the same network together. What the other tasks' heads would
   say is left out. The time of a prediction therefore does not grow with the number of tasks.
-- ``ridge_weight`` = 0.7 and ``asked`` = 3 were chosen on held-out training images of eight streams (strong and weak
-  backbone; tasks of 1 to 40 classes). Fitting the weight on the memory fails: MORE's heads have been trained on it.
+- Kernel, width, ``ridge_weight`` and ``asked`` were chosen on held-out training images (strong and weak backbone; tasks
+  of 1 to 40 classes); docs/methods/morerp.md has the figures, and what did not help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -33,6 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.config import SCORING, SgdConfig
+from morecl.kernel_ridge import KernelRidge
 from morecl.methods.more import More, MoreConfig, MoreRule, MoreTask
 from morecl.nn.tokens import Tokens
 from morecl.random import generator
@@ -45,20 +49,36 @@ PATCHES = "patches "  # name of a network, class token and patches: "patches 0"
 
 
 class MorerpConfig(MoreConfig):
-    projection: int = Field(
-        5000, ge=1, le=20000, description="random features of the ridge classifier", json_schema_extra=SCORING
+    projection: int | None = Field(
+        None,
+        ge=1,
+        le=20000,
+        description="random features whose sums are kept; null: a kernel, and the features of every image",
+        json_schema_extra=SCORING,
     )
-    ridge_weight: float = Field(0.7, ge=0, description="exponent of its probabilities", json_schema_extra=SCORING)
+    kept_features: int = Field(
+        60000,
+        ge=1,
+        description="images whose features are kept, all classes together",
+        json_schema_extra=SCORING,
+    )
+    ridge_weight: float = Field(
+        1.0, ge=0, description="exponent of the ridge classifier's probabilities", json_schema_extra=SCORING
+    )
     asked: int | None = Field(
         3, ge=1, description="task networks asked about an image; null: all of them", json_schema_extra=SCORING
     )
 
 
 class MorerpRule(MoreRule):
-    """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class."""
+    """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class.
+
+    A class that was forgotten has no part in the classifier's probabilities and in the ranking of tasks.
+    """
 
     source: Tensor
     counts: Tensor
+    mixed: Tensor
 
     def __init__(
         self,
@@ -66,7 +86,7 @@ class MorerpRule(MoreRule):
         temperature: float,
         c: float | None,
         *,
-        ridge: Ridge,
+        ridge: Ridge | KernelRidge,
         weight: float,
         asked: int | None,
     ):
@@ -74,14 +94,16 @@ class MorerpRule(MoreRule):
         self.ridge = ridge
         self.weight = weight
         self.asked = asked
-        self.sizes: list[int] = []  # classes of each task
         self.register_buffer("source", torch.zeros((), dtype=torch.int64))  # task whose network feeds the classifier
         self.register_buffer("counts", torch.zeros(0))  # images of each class that were learned
+        # classes of which some images in the sums stand in for others and some do not
+        self.register_buffer("mixed", torch.zeros(0, dtype=torch.bool))
 
     def grow(self, classes: int) -> None:
-        self.sizes.append(classes)
+        super().grow(classes)
         self.ridge.grow(classes)
         self.counts = F.pad(self.counts, (0, classes))
+        self.mixed = F.pad(self.mixed, (0, classes))
 
     # ---- after a task -----------------------------------------------------------------------------------------
 
@@ -93,23 +115,56 @@ class MorerpRule(MoreRule):
         if task.index and len(stored) and task.classes >= MOVE_FACTOR * task.first_column:
             self._move(learned, stored)
         self.ridge.add(learned.features(self.network), columns)
-        if len(stored):
-            self.ridge.solve(learned.memory_features(self.network), stored, self._weights(stored))
+        self._solve(learned, stored, columns)
+
+    def add(self, learned: LearnedTask) -> None:
+        """Further images count once each, also those of classes for which images in memory stand in."""
+        columns = learned.task.columns.to(self.counts.device)
+        self.counts += torch.bincount(columns, minlength=len(self.counts))
+        touched = torch.zeros_like(self.mixed)
+        touched[columns] = True
+        self.mixed |= touched & self._standing_in()
+        self.ridge.add(learned.features(self.network), columns)
+        self._solve(learned, torch.from_numpy(learned.memory.columns).to(columns.device), columns)
+
+    def forget(self, column: int) -> None:
+        super().forget(column)
+        self.ridge.drop(column)
+        self.counts[column] = 0
+        self.mixed[column] = False
+
+    def _solve(self, learned: LearnedTask, stored: Tensor, columns: Tensor) -> None:
+        """Sums are judged on the memory, or on the images just added, ``columns``, if the weights of none are known."""
+        if isinstance(self.ridge, KernelRidge):
+            self.ridge.solve(self.forgotten)
+            return
+        known = ~self.mixed[stored]  # nobody knows which of the images in memory stand in for others
+        if known.any():
+            features = learned.memory_features(self.network)[known]
+            self.ridge.solve(features, stored[known], self._weights(stored)[known], self.forgotten)
         else:
-            self.ridge.solve(learned.features(self.network), columns)
+            self.ridge.solve(learned.features(self.network), columns, without=self.forgotten)
 
     def _move(self, learned: LearnedTask, stored: Tensor) -> None:
         """Start again on the newest network, with the older classes' images in memory."""
         self.source.fill_(learned.task.index)
         self.ridge.clear()
+        self.mixed.zero_()
         older = stored < learned.task.first_column
         self.ridge.add(learned.memory_features(self.network)[older], stored[older], self._weights(stored)[older])
 
     def _weights(self, stored: Tensor) -> Tensor:
         """What each image in memory counts in the sums: more than 1 if it stands in for others of its class."""
         held = torch.bincount(stored, minlength=len(self.counts)).clamp(min=1)
-        standing_in = torch.arange(len(self.counts), device=stored.device) < sum(self.sizes[: int(self.source)])
-        return torch.where(standing_in, self.counts / held, 1.0)[stored]
+        return torch.where(self._standing_in(), self.counts / held, 1.0)[stored]
+
+    def _standing_in(self) -> Tensor:
+        """(C,): the classes that are older than the network, for which images in memory stand in."""
+        return torch.arange(len(self.counts), device=self.counts.device) < sum(self.sizes[: int(self.source)])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(prefix + "mixed", torch.zeros_like(self.mixed))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # ---- answers ----------------------------------------------------------------------------------------------
 
@@ -119,19 +174,19 @@ class MorerpRule(MoreRule):
         return f"{PATCHES}{int(self.source)}"
 
     def answer(self, features: Features) -> Output:
-        ridge = self.ridge.log_probabilities(features(self.network))  # (N, C)
-        scores = self._more_scores(features, self._ranking(ridge))
-        combined = scores + self.weight * ridge
+        ridge = self.ridge.log_probabilities(features(self.network), self.forgotten)  # (N, C), -inf if forgotten
+        scores = self._without_forgotten(self._more_scores(features, self._ranking(ridge)))
+        combined = self._without_forgotten(scores + self.weight * ridge)
         return Output(combined, combined.softmax(1), scores.amax(1))
 
     def _ranking(self, ridge: Tensor) -> Tensor:
         """(N, tasks): whether the network of a task is asked about an image."""
-        tasks = len(self.sizes)
+        tasks, remaining = len(self.sizes), self.remaining()
         if self.asked is None or self.asked >= tasks:
-            return torch.ones(len(ridge), tasks, dtype=torch.bool, device=ridge.device)
+            return remaining.expand(len(ridge), tasks)
         by_task = torch.stack([part.logsumexp(1) for part in ridge.split(self.sizes, 1)], 1)
         chosen = by_task.topk(self.asked, dim=1).indices
-        return torch.zeros_like(by_task, dtype=torch.bool).scatter_(1, chosen, True)
+        return torch.zeros_like(by_task, dtype=torch.bool).scatter_(1, chosen, True) & remaining
 
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
@@ -153,15 +208,19 @@ class Morerp(More):
     trained_as: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MorerpConfig
     config: MorerpConfig
+    rule: MorerpRule
 
     def _new_rule(self) -> MorerpRule:
         config = self.config
-        draw = generator(config.seed, "ridge")
+        dim = 2 * self.network.dim
+        ridge: Ridge | KernelRidge = KernelRidge(dim, config.kept_features, config.seed)
+        if config.projection is not None:
+            ridge = Ridge(dim, config.projection, generator(config.seed, "ridge"))
         return MorerpRule(
             self._all_tasks,
             config.temperature,
             config.c if config.coefficient else None,
-            ridge=Ridge(2 * self.network.dim, config.projection, draw),
+            ridge=ridge,
             weight=config.ridge_weight,
             asked=config.asked,
         )

@@ -12,7 +12,7 @@ from typing import Any
 from morecl.catalogue import METHODS
 from morecl.config import LearnerConfig
 from morecl.records import Record
-from morecl.report.paper import BENCHMARKS, REFERENCE, UPPER_BOUND, method_title, paper_settings, settings
+from morecl.report.paper import BENCHMARKS, REFERENCE, UPPER_BOUND, division, method_title, paper_settings, settings
 
 NOT_A_SETTING = LearnerConfig.with_role("repetition", "machine", "weights")
 HELD_OUT = "held-out images"  # in the label of a row that stands beside rows scored on the test set
@@ -45,18 +45,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A benchmark, split into a number of tasks."""
+    """A benchmark, split into a number of equal tasks, or into tasks of these numbers of classes."""
 
     benchmark: str
-    tasks: int
+    tasks: int | tuple[int, ...]
 
     @property
     def label(self) -> str:
-        """The benchmark's name; the number of tasks only if it is not the usual one."""
+        """The benchmark's name; the tasks only if they are not the usual ones."""
         name, usual = BENCHMARKS.get(self.benchmark, (self.benchmark, None))
         if self.tasks == usual:
             return name
-        return f"{name} in {self.tasks} task{'s' if self.tasks > 1 else ''}"
+        if isinstance(self.tasks, int):
+            return f"{name} in {self.tasks} task{'s' if self.tasks > 1 else ''}"
+        return f"{name} in tasks of {', '.join(map(str, self.tasks))} classes"
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """By the number of tasks; equal ones first."""
+        return (self.tasks,) if isinstance(self.tasks, int) else (len(self.tasks), *self.tasks)
 
 
 Grid = dict[Row, dict[Column, list[Record]]]
@@ -77,7 +84,7 @@ def arrange(records: Sequence[Record]) -> Grid:
     grid: Grid = {}
     for method, runs in by_method.items():
         config = [experiment_settings(record) for record in runs]
-        columns = [Column(record.benchmark, len(record.task_sizes)) for record in runs]
+        columns = [Column(record.benchmark, division(record)) for record in runs]
         keys = _varying(config, list(zip(columns, strict=True)))
         places = [
             (column, record.data.scored_on, *_values(values, keys))
@@ -100,7 +107,7 @@ def columns_of(grid: Grid) -> list[Column]:
     names = list(BENCHMARKS)
     columns = {column for row in grid.values() for column in row}
     return sorted(
-        columns, key=lambda c: (names.index(c.benchmark) if c.benchmark in names else 99, c.benchmark, c.tasks)
+        columns, key=lambda c: (names.index(c.benchmark) if c.benchmark in names else 99, c.benchmark, c.order)
     )
 
 

@@ -14,18 +14,23 @@ from morecl.records import Record
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
 REFERENCE = "single"  # one model per task, not a class-incremental learner: used for forward transfer only
 
-# Name in print and usual number of tasks, in the order of the columns.
-BENCHMARKS = {
+# Name in print and usual tasks (their number, or the classes of each), in the order of the columns.
+BENCHMARKS: dict[str, tuple[str, int | tuple[int, ...]]] = {
     "cifar10-5t": ("CIFAR10-5T", 5),
     "cifar10-5t-1k": ("CIFAR10-5T-1k", 5),
     "cifar100-10t": ("CIFAR100-10T", 10),
     "cifar100-20t": ("CIFAR100-20T", 20),
+    "cifar100-unequal": ("CIFAR100-unequal", (10, 1, 1, 20, 5, 1, 30, 2, 10, 20)),
+    "cifar100-first-one": ("CIFAR100-first-one", (1, 9, *[10] * 9)),
+    "cifar100-uneven-40": ("CIFAR100-uneven-40", (40, 1, 5, 1, 20, 2, 1, 10, 15, 5)),
     "tinyimagenet-5t": ("T-ImageNet-5T", 5),
     "tinyimagenet-10t": ("T-ImageNet-10T", 10),
     "svhn-5t": ("SVHN-5T", 5),
     "mnist-5t": ("MNIST-5T", 5),
     "fashionmnist-5t": ("FashionMNIST-5T", 5),
     "digits-5t": ("Digits-5T", 5),
+    "digits-unequal": ("Digits-unequal", (1, 3, 1, 4, 1)),
+    "digits-one-by-one": ("Digits-one-by-one", 10),
 }
 
 
@@ -56,6 +61,13 @@ def setting(record: Record, name: str) -> Any:
     return next((value for path, value in settings(record).items() if path.split(".")[-1] == name), None)
 
 
+def division(record: Record) -> int | tuple[int, ...]:
+    """The number of tasks if they are equal (the first may have one class more), else the classes of each."""
+    sizes = record.task_sizes
+    equal = sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+    return len(sizes) if equal else tuple(sizes)
+
+
 def method_title(name: str) -> str:
     """The method's name in print; a method that is not in the catalogue keeps its own name."""
     return METHODS[name].title if name in METHODS else name
@@ -81,7 +93,7 @@ def paper_number(record: Record, metric: str) -> tuple[float, float | None] | No
 def _condition(record: Record) -> str | None:
     """The paper's experiment that a run repeats; ``None`` if there is none."""
     theirs = paper_settings(record.benchmark)
-    tasks = len(record.task_sizes)
+    tasks = division(record)
     if tasks != theirs.get("tasks"):
         return "one_task" if tasks == 1 else None
     changes = []

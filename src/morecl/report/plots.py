@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from morecl.report.grid import Row
 from morecl.report.labels import LINE, wrapped
+from morecl.report.paper import method_title
 
 Floats = NDArray[np.float64]
 WIDE, NARROW = 7.6, 3.7  # inches: for a page and for a phone
@@ -27,7 +28,7 @@ _HATCHES = ("", "///", "...")
 # Opacity of a heat map's blue at 0 to 100 %: zero looks like the page, light or dark. The step at 60 % leaves out the
 # mid-tones on which neither dark nor white numbers are easy to read.
 _OPACITY = np.concatenate([np.linspace(0, 0.58, 61), np.linspace(0.84, 1, 40)])
-_HEAT = ListedColormap([(*to_rgb("#14609e"), alpha) for alpha in _OPACITY])
+HEAT = ListedColormap([(*to_rgb("#14609e"), alpha) for alpha in _OPACITY])
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def accuracy_lines(
 
     The axis ignores the ``clipped`` lines, which leave it at the bottom.
     """
-    figure, axes = _canvas(width, 3.1 if width < 5 else max(3.8, 0.8 + 0.22 * _legend_lines(lines)))
+    figure, axes = canvas(width, 3.1 if width < 5 else max(3.8, 0.8 + 0.22 * _legend_lines(lines)))
     steps = max(len(line) for line in lines.values())
     whole = np.concatenate([line for label, line in lines.items() if label not in clipped])
     margin = max(0.05 * float(np.ptp(whole)), 0.5)
@@ -97,7 +98,7 @@ def roc_curves(
     curves: Mapping[str, tuple[Floats, Floats]], areas: Mapping[str, float], styles: Mapping[str, Style], width: float
 ) -> Figure:
     """True against false positives, with unknown as the positive class; the legend is sorted by area."""
-    figure, axes = _canvas(width, 3.4 if width < 5 else max(4.2, 0.8 + 0.22 * _legend_lines(curves)))
+    figure, axes = canvas(width, 3.4 if width < 5 else max(4.2, 0.8 + 0.22 * _legend_lines(curves)))
     axes.plot([0, 100], [0, 100], color=FAINT, linewidth=1.2, zorder=1)
     for label in sorted(curves, key=lambda label: -areas[label]):
         _plot(axes, *curves[label], f"{label}  {areas[label]:.1f}", styles[label], every=(0.1, 0.2), clip=True)
@@ -159,13 +160,38 @@ def stacked_bars(
     return figure
 
 
+def time_lines(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], width: float) -> Figure:
+    """Seconds of a prediction against the number of tasks, both on logarithmic axes: a constant time is a flat line."""
+    figure, axes = canvas(width, 3.1)
+    axes.set(xscale="log", yscale="log")
+    for place, (label, (tasks, times)) in enumerate(lines.items()):
+        style = row_style(Row(label), place)
+        _plot(axes, np.array(tasks, float), np.array(times), method_title(label), style, every=1, clip=False)
+        for x, y in zip(tasks, times, strict=True):
+            text = f"{1000 * y:,.0f} ms" if y >= 0.01 else f"{1000 * y:.1f} ms"
+            above = place == 0  # so that the labels of two lines that meet do not
+            axes.annotate(
+                text, (x, y), (0, 7 if above else -7), textcoords="offset points", ha="center",
+                va="bottom" if above else "top", fontsize=8, color=INK,
+            )  # fmt: skip
+    ticks = sorted({tasks for line, _ in lines.values() for tasks in line})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("tasks learned")
+    axes.set_ylabel("seconds")
+    axes.margins(0.08, 0.15)
+    _legend(figure, width)
+    return figure
+
+
 def heat_map(matrix: Floats, width: float) -> Figure:
     """``matrix`` (T, T): row i after task i, column j on the images of task j. Same colours, 0 to 100, everywhere."""
     side = min(width, 3.2)
-    figure, axes = _canvas(side, height=side)
+    figure, axes = canvas(side, height=side)
     tasks = len(matrix)
     edges = np.arange(tasks + 1) + 0.5
-    mesh = axes.pcolormesh(edges, edges, matrix, cmap=_HEAT, vmin=0, vmax=100)
+    mesh = axes.pcolormesh(edges, edges, matrix, cmap=HEAT, vmin=0, vmax=100)
     if tasks <= 10:
         size = 10 if tasks <= 5 else 6.5
         for i, j in zip(*np.nonzero(np.isfinite(matrix)), strict=True):
@@ -195,7 +221,7 @@ def heat_text_colour(value: float) -> str:
 
 def heat_colour(value: float, page: str) -> tuple[float, ...]:
     """The colour (R, G, B), each 0 to 1, of a heat map's cell of ``value`` percent on a page of that colour."""
-    red, green, blue, alpha = _HEAT(value / 100)
+    red, green, blue, alpha = HEAT(value / 100)
     return tuple(alpha * top + (1 - alpha) * below for top, below in zip((red, green, blue), to_rgb(page), strict=True))
 
 
@@ -210,7 +236,8 @@ def _luminance(colour: Sequence[float]) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Any]:
+def canvas(width: float, height: float) -> tuple[Figure, Any]:
+    """Empty axes in the style of all figures; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
     axes = figure.add_subplot(facecolor="none")
     axes.grid(color=FAINT, linewidth=0.6)
@@ -229,7 +256,7 @@ def _bars(labels: Sequence[str], width: float) -> tuple[Figure, Any]:
     """Axes with a place for each label, which may take several lines."""
     labels = [wrapped(label, 18 if width < 5 else LINE) for label in labels]
     lines = 1 + max(label.count("\n") for label in labels)
-    figure, axes = _canvas(width, height=1.2 + max(0.27, 0.13 * lines) * len(labels))
+    figure, axes = canvas(width, height=1.2 + max(0.27, 0.13 * lines) * len(labels))
     axes.set_yticks(range(len(labels)), labels, fontsize=8 if lines == 1 else 7)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(False, axis="y")

@@ -35,14 +35,28 @@ def write_figures(records: Sequence[Record], folder: Path, types: Sequence[str] 
         figure, area = titled(drawing)
         for name in types:
             path = folder / f"{drawing.name}.{name}"
-            data = svg(figure, drawing.title, area).encode() if name == "svg" else _png(figure, area)
-            try:
-                with atomic_path(path) as temporary:
-                    temporary.write_bytes(data)
-            except OSError as error:
-                raise InputError(f"cannot write the figure {path}: {error}") from error
+            write_figure(figure, drawing.title, path, area)
             written.append(path)
     return written
+
+
+def write_figure(figure: Figure, title: str, path: Path, area: Bbox | None = None) -> None:
+    """Write the ``area`` in inches, or all, of ``figure`` as the name of ``path`` says: ``.svg`` or ``.png``."""
+    area = area or Bbox.from_extents(0, 0, figure.get_figwidth(), figure.get_figheight())
+    data = svg(figure, title, area).encode() if check_image_type(path) == "svg" else _png(figure, area)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise InputError(f"cannot write the figure {path}: {error}") from error
+
+
+def check_image_type(path: Path) -> str:
+    """The ending of ``path``, one of :data:`IMAGE_TYPES`."""
+    ending = path.suffix.removeprefix(".")
+    if ending not in IMAGE_TYPES:
+        raise InputError(f"{path} is no name for a figure; end it in {' or '.join('.' + t for t in IMAGE_TYPES)}")
+    return ending
 
 
 def titled(drawing: Drawing) -> tuple[Figure, Bbox]:

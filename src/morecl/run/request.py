@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from morecl.config import LearnerConfig
-from morecl.data import Recipe, load_recipe
+from morecl.data import Division, Recipe, load_recipe
 from morecl.data.datasets import FOLDER
 from morecl.errors import InputError
 from morecl.methods import method_class
@@ -30,7 +30,7 @@ class RunRequest(BaseModel):
     class_order: str = "0"
     seed: int = 0
     data_root: str | None = None
-    tasks: int | None = None
+    tasks: Division | None = None
     train_per_class: int | None = None
     test_per_class: int | None = None
     validation: float | None = None
@@ -85,12 +85,12 @@ class ResolvedRun:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The data and number of tasks as of the run's beginning; of now if it has not begun."""
+        """The data and the tasks as of the run's beginning; of now if it has not begun."""
         return self.request.plan or self.current_plan
 
     @property
     def current_plan(self) -> dict[str, Any]:
-        """The data and number of tasks by the recipe as it is now, and the request."""
+        """The data and the tasks by the recipe as it is now, and the request."""
         recipe = self.recipe
         keys = ("tasks", "train_per_class", "test_per_class")
         asked = {key: getattr(self.request, key) for key in keys}

@@ -12,7 +12,7 @@
     benchmarks = ["cifar10-5t"]
     variant = "no-coefficient"  # part of the folder's name; required if this [[runs]] sets anything below
     settings = { coefficient = false }
-    tasks = 1                   # also: train_per_class, test_per_class, validation
+    tasks = 1                   # or the classes of each, [4, 1, 5]; also: train_per_class, test_per_class, validation
 
 A run's folder is OUT/BENCHMARK/METHOD[-VARIANT]/order-K-seed-S. It does not depend on the suite, so suites with the
 same OUT share runs.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,6 +37,7 @@ from morecl.run import RunRequest, default_folder
 WITH_SEED = "seed"
 
 _Number = TypeVar("_Number", int, float)
+_Count = Annotated[int, Field(ge=1)]
 
 
 class Group(BaseModel):
@@ -48,9 +49,9 @@ class Group(BaseModel):
     benchmarks: list[str] = Field(min_length=1)
     variant: str | None = Field(None, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     settings: dict[str, Any] = {}
-    tasks: int | None = Field(None, ge=1)
-    train_per_class: int | None = Field(None, ge=1)
-    test_per_class: int | None = Field(None, ge=1)
+    tasks: _Count | Annotated[list[_Count], Field(min_length=1)] | None = None
+    train_per_class: _Count | None = None
+    test_per_class: _Count | None = None
     validation: float | None = Field(None, gt=0, lt=1)
 
     def options(self) -> dict[str, Any]:

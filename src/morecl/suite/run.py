@@ -203,7 +203,8 @@ def _command(run: PlannedRun) -> list[str]:
     for option in ("data_root", "tasks", "train_per_class", "test_per_class", "validation"):
         value = getattr(request, option)
         if value is not None:
-            command += [f"--{option.replace('_', '-')}", str(value)]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            command += [f"--{option.replace('_', '-')}", text]
     if request.keep_checkpoints:
         command.append("--keep-checkpoints")
     for key, value in request.settings.items():

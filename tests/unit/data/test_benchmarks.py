@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from morecl.data import Recipe, build_stream, class_order, load_recipe, recipe_names
+from morecl.data.stream import task_sizes
 from morecl.errors import InputError
 
 PAPER = {  # Training Details: dataset, tasks, epochs, lr, bottleneck, memory size, back-update
@@ -25,6 +26,13 @@ PAPER = {  # Training Details: dataset, tasks, epochs, lr, bottleneck, memory si
     "mnist-5t": ("mnist", 5, 20, 0.005, 64, 200, True),
     "fashionmnist-5t": ("fashionmnist", 5, 20, 0.005, 64, 200, True),
     "cifar10-5t-1k": ("cifar10", 5, 20, 0.005, 64, 200, True),
+}
+UNEQUAL = {  # the classes of each task; settings as in the second
+    "digits-unequal": ([1, 3, 1, 4, 1], "digits-5t"),
+    "digits-one-by-one": ([1] * 10, "digits-5t"),
+    "cifar100-unequal": ([10, 1, 1, 20, 5, 1, 30, 2, 10, 20], "cifar100-10t"),
+    "cifar100-first-one": ([1, 9, *[10] * 9], "cifar100-10t"),
+    "cifar100-uneven-40": ([40, 1, 5, 1, 20, 2, 1, 10, 15, 5], "cifar100-10t"),
 }
 TOY = Recipe("toy", "cifar10", 5)
 
@@ -46,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
-    assert recipe_names() == sorted([*PAPER, "digits-5t"])
+    assert recipe_names() == sorted([*PAPER, *UNEQUAL, "digits-5t"])
     for name, (dataset, tasks, epochs, lr, bottleneck, memory, back_update) in PAPER.items():
         recipe = load_recipe(name)
         assert (recipe.name, recipe.dataset, recipe.tasks) == (name, dataset, tasks)
@@ -58,7 +66,16 @@ def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
     assert (small.train_per_class, small.test_per_class) == (1000, 400)
 
 
-@pytest.mark.parametrize("name", [*PAPER, "digits-5t"])
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_streams_of_unequal_tasks(name: str) -> None:
+    sizes, like = UNEQUAL[name]
+    recipe, usual = load_recipe(name), load_recipe(like)
+    assert task_sizes(recipe.tasks, sum(sizes), recipe.dataset) == sizes
+    assert (recipe.dataset, recipe.settings, recipe.methods) == (usual.dataset, usual.settings, usual.methods)
+    assert sum(sizes) == {"digits": 10, "cifar100": 100}[recipe.dataset]
+
+
+@pytest.mark.parametrize("name", [*PAPER, *UNEQUAL, "digits-5t"])
 def test_the_head_of_a_recipe_says_command_time_and_target(name: str) -> None:
     head = (files("morecl.data") / "recipes" / f"{name}.toml").read_text(encoding="utf-8").split("\n\n")[0]
     assert all(line.startswith("#") for line in head.splitlines())
@@ -86,6 +103,11 @@ def test_own_recipe_file(tmp_path: Path) -> None:
         ('dataset = "cifar10"', "tasks = None"),
         ('dataset = "cifar10"\ntasks = 0', "tasks = 0"),
         ('dataset = "cifar10"\ntasks = true', "tasks = True"),
+        ('dataset = "cifar10"\ntasks = "4,1,5"', "tasks = '4,1,5'; expected .* such as \\[4, 1, 5\\]"),
+        ('dataset = "cifar10"\ntasks = []', r"tasks = \[\]; expected"),
+        ('dataset = "cifar10"\ntasks = [4, 0, 6]', r"tasks = \[4, 0, 6\]; expected"),
+        ('dataset = "cifar10"\ntasks = [4, true, 5]', r"tasks = \[4, True, 5\]; expected"),
+        ('dataset = "cifar10"\ntasks = [4.0, 6]', r"tasks = \[4.0, 6\]; expected"),
         ('dataset = "cifar10"\ntasks = 5\ntrain_per_class = 1.5', "train_per_class = 1.5"),
         ('dataset = "cifar10"\ntasks = 5\nsettings = 3', "settings = 3"),
         ('dataset = "cifar10"\ntasks = 5\n[methods]\nlr = 3', "one table per method"),
@@ -210,6 +232,42 @@ def test_tasks_can_be_replaced(root: Path) -> None:
         build_stream(TOY, data_root=root, tasks=11)
 
 
+@pytest.mark.parametrize("sizes", [[1, 3, 1, 4, 1], [10], [1] * 10, [1, 9]])
+def test_tasks_of_given_sizes_take_the_classes_in_order(root: Path, sizes: list[int]) -> None:
+    stream = build_stream(Recipe("toy", "cifar10", sizes), data_root=root, class_order="3")
+    assert [len(group) for group in stream.groups] == sizes
+    assert [c for group in stream.groups for c in group] == list(stream.class_order)
+    seen = 0
+    for task, size in zip(stream, sizes, strict=True):
+        assert task.classes == stream.class_order[seen : seen + size]
+        assert np.bincount(task.y_train, minlength=10).tolist() == [20 * (c in task.classes) for c in range(10)]
+        assert len(task.y_test) == 5 * size
+        seen += size
+    assert build_stream(TOY, data_root=root, class_order="3", tasks=sizes).groups == stream.groups
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([4, 1, 4], "tasks of 4, 1, 4 classes have 9 in all, but cifar10 has 10: give sizes that sum to 10"),
+        ([11], "tasks of 11 classes have 11 in all"),
+        ([5, 0, 5], "every task needs at least 1 class"),
+        ([], "every task needs at least 1 class"),
+        ([11, -1], "every task needs at least 1 class"),
+    ],
+)
+def test_sizes_that_do_not_fit(root: Path, sizes: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_stream(TOY, data_root=root, tasks=sizes)
+
+
+def test_a_number_of_tasks_gives_the_first_ones_more() -> None:
+    for classes in range(1, 25):
+        for tasks in range(1, classes + 1):
+            parts = np.array_split(np.arange(classes), tasks)
+            assert task_sizes(tasks, classes, "toy") == [len(part) for part in parts]
+
+
 def test_validation_is_held_out_of_training_and_never_touches_test(root: Path) -> None:
     stream = build_stream(TOY, data_root=root, validation=0.1, seed=4)
     data = stream.dataset
@@ -278,6 +336,7 @@ def test_real_data(name: str) -> None:
     with np.load(path) as raw:
         x, y = raw["x_train"], raw["y_train"]
     order = class_order(recipe.dataset, classes, "1", seed=0)
+    assert isinstance(recipe.tasks, int)
     size = classes // recipe.tasks
     for t, task in enumerate(stream):
         assert list(task.classes) == order[t * size : (t + 1) * size]

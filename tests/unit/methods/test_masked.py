@@ -63,10 +63,97 @@ def test_a_closed_neuron_has_no_say(learner: More) -> None:
     with torch.no_grad():
         learner.adapters.w1[m1 == 0] += 100
         learner.adapters.b2[m2 == 0] += 100
+    learner._derived.clear()
     try:
         assert np.array_equal(learner.features(IMAGES, task=1), before)
     finally:
         learner.adapters.load_state_dict(saved)
+        learner._derived.clear()
+
+
+@pytest.mark.parametrize("own_pass", [1, 4, 1000])  # all networks by themselves, some, none
+@pytest.mark.parametrize("batch", [1, 6, 16])
+def test_each_image_under_its_own_network(
+    learner: More, own_pass: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masked, "OWN_PASS", {"cpu": own_pass})
+    monkeypatch.setattr(learner, "eval_batch_size", batch)
+    expected = torch.stack([plain(learner, task) for task in range(3)])
+    tokens = learner.prepare(IMAGES)
+    rows, networks = torch.tensor([0, 3, 1, 2, 4, 0, 3, 2]), torch.tensor([2, 0, 2, 2, 0, 0, 1, 2])
+    found = learner.embed_rows(tokens, rows, networks)
+    torch.testing.assert_close(found, expected[networks, rows], **TOLERANCE)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert learner.embed_rows(tokens, nothing, nothing).shape == (0, learner.network.dim)
+
+
+def test_networks_of_different_width_share_a_pass() -> None:
+    """Of the second network's adapters only one neuron is open, so fewer are left of it than of the first."""
+    wide = tiny.create("more", bottleneck=40)
+    assert isinstance(wide, More)
+    for k in range(2):
+        wide.learn_task(*tiny.task([2 * k, 2 * k + 1], [f"{k}a", f"{k}b"], 4))
+    with torch.no_grad():
+        for parameter in wide.adapters.parameters():
+            parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+        wide.tasks[0].embedding[:, :40] = 1.0
+        wide.tasks[1].embedding[:, 1:40] = -1.0
+    wide._derived.clear()
+    assert [wide._adapters_of(net).w1.shape[1] for net in wide.tasks] == [40, 16]
+    found = wide.embed_rows(wide.prepare(IMAGES), torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0]))
+    expected = torch.stack([plain(wide, 1)[0], plain(wide, 0)[1], plain(wide, 0)[0]])
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("counts", [[1], [5, 1, 2], [1] * 9, [3, 3, 3], [31, 1, 17]])
+@pytest.mark.parametrize("batch", [1, 3, 8, 128])
+def test_groups_hold_every_image_once_and_fit(counts: list[int], batch: int) -> None:
+    parts = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).split(counts)
+    places = {7 * k: part for k, part in enumerate(parts)}
+    seen: dict[int, list[int]] = {network: [] for network in places}
+    for wanted, found, filling in masked._groups(places, batch):
+        assert len(found) == len(filling) <= batch and len(found) % len(wanted) == 0
+        for network, group, extra in zip(wanted, found.chunk(len(wanted)), filling.chunk(len(wanted)), strict=True):
+            assert set(group.tolist()) <= set(places[network].tolist())
+            seen[network] += group[~extra].tolist()
+    assert seen == {network: mine.tolist() for network, mine in places.items()}
+
+
+def test_folded_adapters_are_kept_while_there_is_room(learner: More, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner._derived.clear()
+    first = learner._adapters_of(learner.tasks[0])
+    assert learner._adapters_of(learner.tasks[0]) is first
+    monkeypatch.setattr(masked, "FOLDED_BYTES", 2 * sum(part.nbytes for part in first))
+    for _ in range(2):
+        for net in learner.tasks:
+            found = learner._adapters_of(net)
+            for ours, fresh in zip(found, learner._folded([net]), strict=True):
+                assert torch.equal(ours, fresh[:, 0])
+    assert list(learner._derived["folded"]) == list(learner.tasks)[:2]
+    learner._derived.clear()
+
+
+def test_a_network_that_still_trains_is_never_kept() -> None:
+    learner = tiny.create("more", epochs=3, lr=0.1)
+    assert isinstance(learner, More)
+    learner.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
+    asked: list[bool] = []
+
+    def compare(event: EpochDone) -> None:
+        if event.stage:
+            return
+        tokens = learner.prepare(IMAGES)
+        weights = learner.adapters.weights(*split(learner.tasks[1].mask, learner.config.bottleneck))
+        with torch.no_grad():
+            now = learner.network.trunk(tokens.range(0, len(IMAGES)), learner.tasks[1].norms, weights)
+        torch.testing.assert_close(learner.embed(tokens, "1"), now, **TOLERANCE)
+        asked.append(learner.tasks[1] in learner._derived.get("folded", {}))
+
+    learner.learn_task(*tiny.task([2, 3], ["c", "d"], 4), compare)
+    assert asked == [False] * 3
+    learner.predict(IMAGES)
+    learner.embed(learner.prepare(IMAGES), "1")
+    assert learner.tasks[1] in learner._derived["folded"]
 
 
 def test_learning_drops_what_was_derived() -> None:

@@ -1,4 +1,4 @@
-"""MORE-RP: MORE's networks, a ridge classifier whose sums are exact, few networks asked."""
+"""MORE-RP: MORE's networks, a ridge classifier over all classes, few networks asked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from morecl.kernel_ridge import STRENGTHS
 from morecl.methods.more import More
 from morecl.methods.morerp import Morerp
 from morecl.scoring import Features
@@ -16,8 +17,11 @@ from tiny import images_of, learner_of, teach
 STREAM = ((0, 1), (2, 3), (4,), (5, 6), (7, 8))
 
 
+SUMS = 60  # random features
+
+
 def morerp(**settings: Any) -> Any:
-    return learner_of(Morerp, memory_size=20, projection=60, **settings)
+    return learner_of(Morerp, memory_size=20, **settings)
 
 
 def images(count: int = 24) -> np.ndarray:
@@ -77,23 +81,55 @@ def test_asking_all_or_enough_networks_is_the_same(ours: Any) -> None:
     assert np.array_equal(enough, asking(ours, None).scores(images()))
 
 
-def test_sums_are_those_of_all_images_under_the_first_network(ours: Any) -> None:
-    assert ours.rule.network == "patches 0"
+def all_features(learner: Any) -> tuple[torch.Tensor, np.ndarray]:
+    """Of all images of the stream under the first network, (N, 2 D), and their columns."""
+    assert learner.rule.network == "patches 0"
     parts = [images_of(*classes) for classes in STREAM]
-    z = torch.cat([ours.embed(ours.prepare(x), "patches 0") for x, _ in parts])
-    assert z.shape[1] == 2 * ours.network.dim
-    phi = ours.rule.ridge.random_features(z).double().numpy()
-    columns = np.array([ours.classes.index(label) for _, labels in parts for label in labels])
-    cross = phi.T @ np.eye(len(ours.classes))[columns]
-    assert np.allclose(ours.rule.ridge.cross.numpy(), cross, rtol=1e-5, atol=1e-4)
+    z = torch.cat([learner.embed(learner.prepare(x), "patches 0") for x, _ in parts])
+    assert z.shape[1] == 2 * learner.network.dim
+    return z, np.array([learner.classes.index(label) for _, labels in parts for label in labels])
 
 
-def test_a_small_first_task_hands_over_to_a_larger_one() -> None:
+def test_the_kernel_classifier_is_that_of_all_images_under_the_first_network(ours: Any) -> None:
+    z, columns = all_features(ours)
+    ridge = ours.rule.ridge
+    kept = (z.double() / ridge.scale).half()
+    assert torch.equal(ridge.features, kept)
+    assert np.array_equal(ridge.columns.numpy(), columns)
+    a = kept.double().numpy()
+    kernel = np.exp(-((a[:, None] - a[None]) ** 2).mean(-1))
+    strength = STRENGTHS[int(ridge.place)]
+    expected = np.linalg.solve(kernel + strength * np.eye(len(a)), np.eye(len(ours.classes))[columns])
+    assert np.allclose(ridge.dual.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_are_those_of_all_images_under_the_first_network() -> None:
+    learner = teach(morerp(projection=SUMS), *STREAM)
+    z, columns = all_features(learner)
+    phi = learner.rule.ridge.random_features(z).double().numpy()
+    cross = phi.T @ np.eye(len(learner.classes))[columns]
+    assert np.allclose(learner.rule.ridge.cross.numpy(), cross, rtol=1e-5, atol=1e-4)
+
+
+def test_no_more_features_are_kept_than_asked_for() -> None:
+    learner = teach(morerp(kept_features=30), (0, 1), (2, 3))  # 8 images of each class
+    assert torch.bincount(learner.rule.ridge.columns).tolist() == [7, 7, 7, 7]
+    x, y = images_of(0, 1, 2, 3)
+    assert np.mean(np.array(learner.predict(x).labels) == y) > 0.9
+
+
+@pytest.mark.parametrize("projection", [None, SUMS])
+def test_a_small_first_task_hands_over_to_a_larger_one(projection: int | None) -> None:
     """One class adapts nothing: the classifier moves to the network of a task with twice as many classes and more."""
-    learner = teach(morerp(), (0,), (1, 2, 3))
+    learner = teach(morerp(projection=projection), (0,), (1, 2, 3))
     assert learner.rule.network == "patches 1"
     teach(learner, (4, 5))
     assert learner.rule.network == "patches 1"
+    if projection is None:  # all images of a class count for as many as it had, however few stand in for them
+        ridge = learner.rule.ridge
+        totals = torch.zeros(6).index_add(0, ridge.columns, ridge.weights)
+        assert torch.allclose(totals, torch.full((6,), 8.0))
+        assert (ridge.columns == 0).sum() < 8
     held = learner.memory.columns
     weights = learner.rule._weights(torch.from_numpy(held)).numpy()
     counts = {c: 8 / (held == c).sum() for c in set(held.tolist())}
@@ -112,20 +148,22 @@ def test_tasks_of_unequal_size_are_told_apart() -> None:
     assert accuracy[Morerp] > 0.9
 
 
-def test_mores_networks_can_be_adopted() -> None:
-    trained, fresh = learner_of(More, memory_size=20), morerp()
+@pytest.mark.parametrize("projection", [None, SUMS])
+def test_mores_networks_can_be_adopted(projection: int | None) -> None:
+    trained, fresh = learner_of(More, memory_size=20), morerp(projection=projection)
     adopted = None
     for classes in STREAM[:3]:
         teach(trained, classes)
         teach(fresh, classes)
-        config = Morerp.adopted_config(trained, {"projection": 60})
+        config = Morerp.adopted_config(trained, {"projection": projection})
         adopted = Morerp.adopt(trained, config, before=adopted)
         adopted.fit_rule(*images_of(*classes))
     assert adopted is not None
     assert np.array_equal(adopted.scores(images()), fresh.scores(images()))
 
 
-def test_an_empty_batch_and_no_memory() -> None:
-    learner = teach(learner_of(Morerp, memory_size=0, projection=40), (0, 1), (2, 3))
+@pytest.mark.parametrize("projection", [None, SUMS])
+def test_an_empty_batch_and_no_memory(projection: int | None) -> None:
+    learner = teach(learner_of(Morerp, memory_size=0, projection=projection), (0, 1), (2, 3))
     assert learner.predict(np.empty((0, 8, 8, 3), np.uint8)).labels == []
     assert len(learner.answer(Features(learner, learner.prepare(images(2)))).known) == 2

@@ -133,6 +133,25 @@ def test_task_scores_are_those_of_the_equations(taught: Tpl) -> None:
     np.testing.assert_allclose(taught.predict(TEST).ood_score, -raw.max(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mean", ["held-out", "plain"])
+def test_the_mean_of_md(mean: str) -> None:
+    """The plain one is over all training images and the nearest class of the task, computed here one by one."""
+    one = learner(md_mean=mean)
+    for k, task in enumerate((FIRST, SECOND, THIRD)):
+        one.learn_task(*task)
+        first, size = sum(one.task_sizes[:k]), one.task_sizes[k]
+        train = one.features(task[0], task=k).astype(np.float64)
+        targets = torch.tensor([one.classes.index(label) - first for label in task[1]])
+        g = gaussian.estimate(torch.from_numpy(train), targets, size)
+        precision = gaussian.precision(g).numpy()
+        nearest = [min((z - mu) @ precision @ (z - mu) for mu in g.means.numpy()) for z in train]
+        plain = np.mean(1 / np.array(nearest))
+        rule = one.rule
+        assert isinstance(rule, TplRule)
+        assert (float(rule.scales[k, 0]) == pytest.approx(plain, rel=1e-4)) == (mean == "plain")
+    assert "md_mean" in type(one.config).with_role("scoring")  # so that trained networks can be rescored
+
+
 def normal(count: int, dim: int, draw: int) -> torch.Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(draw), dtype=torch.float64)
 

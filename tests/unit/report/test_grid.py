@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from morecl import methods
-from morecl.report.grid import Column, Row, arrange, repetition_mean, repetition_values, repetitions
+from morecl.data import load_recipe, recipe_names
+from morecl.report.grid import Column, Row, arrange, columns_of, repetition_mean, repetition_values, repetitions
 from morecl.report.notes import notes
-from morecl.report.paper import METHODS
+from morecl.report.paper import BENCHMARKS, METHODS, paper_number
 from synthetic import aca_cells, held_out, main_table, make_record, with_aca
 
 
@@ -99,6 +100,31 @@ def test_a_benchmark_in_another_number_of_tasks_is_another_column() -> None:
     table = main_table([with_aca(70.0, "ncm", "cifar10-5t"), with_aca(80.0, "ncm", "cifar10-5t", tasks=1)])
     assert [head[0] for head in table.heads] == ["CIFAR10-5T in 1 task"] * 2 + ["CIFAR10-5T"] * 2 + ["Average"] * 2
     assert Column("folder:birds", 3).label == "folder:birds in 3 tasks"
+
+
+def test_tasks_of_unequal_size_are_another_column() -> None:
+    sizes = {"cifar10-5t": [4, 1, 2, 2, 1], "digits-unequal": [1, 3, 1, 4, 1], "folder:birds": [1, 2]}
+    records = [with_aca(70.0, "ncm", name, task_sizes=of, tasks=len(of)) for name, of in sizes.items()]
+    records += [with_aca(80.0, "ncm", "cifar10-5t"), with_aca(60.0, "ncm", "cifar10-5t", task_sizes=[3, 2, 2, 2, 2])]
+    grid = arrange(records)
+    assert [(column.label, len(grid[Row("ncm")][column])) for column in columns_of(grid)] == [
+        ("CIFAR10-5T", 2),  # 11 classes do not divide by 5: the first task has one more
+        ("CIFAR10-5T in tasks of 4, 1, 2, 2, 1 classes", 1),
+        ("Digits-unequal", 1),
+        ("folder:birds in tasks of 1, 2 classes", 1),
+    ]
+
+
+def test_unequal_tasks_are_not_compared_with_the_papers_equal_ones() -> None:
+    equal = make_record("more", "cifar10-5t")
+    assert paper_number(equal, "aca") is not None
+    assert paper_number(make_record("more", "cifar10-5t", task_sizes=[1, 3, 1, 4, 1]), "aca") is None
+
+
+def test_the_usual_tasks_of_a_benchmark_are_its_recipes() -> None:
+    for name in recipe_names():
+        usual, tasks = BENCHMARKS[name][1], load_recipe(name).tasks
+        assert usual == (tasks if isinstance(tasks, int) else tuple(tasks)), name
 
 
 def test_rows_stand_in_the_order_of_the_paper() -> None:

@@ -57,6 +57,19 @@ def test_the_plan_is_that_of_the_beginning_and_the_request_overrides_the_recipe(
     assert begun.plan["tasks"] == 5 and begun.current_plan["tasks"] == 2
 
 
+def test_sizes_of_tasks_survive_the_file_and_are_part_of_the_plan(tmp_path: Path) -> None:
+    request = RunRequest(method="more", benchmark="digits-5t", tasks=[4, 1, 5])
+    planned = request.model_copy(update={"plan": request.resolve().current_plan})
+    (tmp_path / RUN).write_text(json.dumps(planned.model_dump(mode="json")))
+    read = read_request(tmp_path)
+    assert read.tasks == [4, 1, 5] and read.resolve().plan == read.resolve().current_plan
+    assert read.resolve().plan["tasks"] == [4, 1, 5]
+    by_recipe = RunRequest(method="more", benchmark="digits-unequal").resolve()
+    assert by_recipe.plan["tasks"] == [1, 3, 1, 4, 1]
+    changed = by_recipe.request.model_copy(update={"plan": by_recipe.plan | {"tasks": [1, 3, 1, 1, 4]}}).resolve()
+    assert changed.plan != changed.current_plan
+
+
 def test_a_request_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
     """Without ``keep_checkpoints``, which came later."""
     old = {"method": "ncm", "benchmark": "digits-5t", "settings": {}, "class_order": "0", "seed": 0, "plan": {}}

@@ -149,6 +149,15 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert folders([photos, own]) == ["folder_photos/ncm/order-0-seed-0", "own/ncm/order-0-seed-0"]
 
 
+def test_tasks_of_unequal_size_reach_the_command_line() -> None:
+    (run,) = plan(suite_of(one(variant="unequal", tasks=[1, 7, 2])), OUT)
+    command = run_suite._command(run)
+    assert command[command.index("--tasks") + 1] == "1,7,2" and run.request.tasks == [1, 7, 2]
+    for wrong in ([], [0, 10], 0, [1.5]):
+        with pytest.raises(ValueError, match="tasks"):
+            suite_of(one(variant="unequal", tasks=wrong))
+
+
 def test_number_list() -> None:
     assert number_list("--seeds", "0,2,0,1", int) == [0, 2, 1]
     assert number_list("--lr", "1e-3, 0.5", float) == [0.001, 0.5]
@@ -193,6 +202,8 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("asymmetry", 1, 1, 10),
         ("svhn", 3, 1, 15),
         ("smoke", 20, 1, 20),
+        ("unequal", 6, 2, 12),
+        ("unequal-cifar100", 6, 3, 18),
     ],
 )
 def test_packaged_suites_have_the_size_that_their_heads_say(
@@ -205,7 +216,7 @@ def test_packaged_suites_have_the_size_that_their_heads_say(
 
 
 def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
-    assert len(suite_names()) == 11
+    assert len(suite_names()) == 13
     assert set(load_suite("smoke").runs[0].methods) == set(paper.METHODS) >= set(METHODS)
 
 

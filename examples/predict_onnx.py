@@ -1,0 +1,60 @@
+"""Classify images with an exported learner. Needs numpy, Pillow and onnxruntime; neither morecl nor PyTorch.
+
+    python examples/predict_onnx.py model.onnx photo.jpg another.png
+
+Prints one line per image: file, label, confidence, OOD score (higher = less known), and "unknown" if it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+BATCH = 32  # images at once; memory grows with this number times the number of tasks
+STRIP = 32  # of an image longer than this many times its width, only the middle is used
+
+
+def prepare(path: str, size: int, shorter_side: int) -> np.ndarray:
+    """The image as the network wants it: shorter side scaled to ``shorter_side``, centre cut out. (size, size, 3)"""
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)
+        if image.mode == "F" or image.mode.startswith("I"):
+            raise ValueError(f"mode {image.mode}: only 8 bits per channel are supported")
+        image = image.convert("RGB")
+    longest = STRIP * min(image.size)
+    image = centre(image, min(image.width, longest), min(image.height, longest))
+    short = min(image.size)
+    scaled = (shorter_side * image.width // short, shorter_side * image.height // short)
+    image = centre(image.resize(scaled, Image.Resampling.BICUBIC), shorter_side, shorter_side)
+    first = round((shorter_side - size) / 2)
+    return np.asarray(image)[first : first + size, first : first + size]
+
+
+def centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def main(model: str, paths: list[str]) -> None:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    about: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map["morecl"])
+    names = [output.name for output in session.get_outputs()]
+    for start in range(0, len(paths), BATCH):
+        some = paths[start : start + BATCH]
+        images = np.stack([prepare(path, about["image_size"], about["resize"]["shorter_side"]) for path in some])
+        answer = dict(zip(names, session.run(None, {"images": images}), strict=True))
+        unknown = answer.get("unknown", np.zeros(len(some), bool))
+        for i, path in enumerate(some):
+            label = "unknown" if unknown[i] else about["classes"][answer["label"][i]]
+            print(f"{path}\t{label}\t{answer['confidence'][i]:.3f}\t{answer['ood_score'][i]:.3f}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python predict_onnx.py MODEL.onnx IMAGE...")
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,115 @@
+"""What the commands for one's own images share: arguments, and how figures are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from morecl.cli.terminal import error_console
+from morecl.errors import InputError
+
+if TYPE_CHECKING:
+    from morecl.classifier import ModelFolder
+    from morecl.classifier.results import Promise
+
+NAMED = 5  # unreadable images that are named one by one
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.", show_default=False)]
+Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
+
+
+def existing(path: Path) -> ModelFolder:
+    """The model in ``path``, which must be there. Imports no torch, so a typo is answered at once."""
+    from morecl.classifier import ModelFolder
+
+    folder = ModelFolder(path)
+    folder.versions()
+    return folder
+
+
+def check_accept(accept: float) -> None:
+    if not 0 < accept < 1:
+        raise InputError(f"--accept must lie between 0 and 1, such as 0.95, not {accept:g}")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """``93.1 %``; a dash for nothing."""
+    return "-" if value is None else f"{value:.{digits}f} %"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """``1 image``, ``2,000 images``."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def share(value: float) -> str:
+    """A share 0 to 1 in percent, without zeros at its end: ``5 %``, ``0.1 %``."""
+    return f"{100 * value:.4g} %"
+
+
+def size(count: int) -> str:
+    """Bytes: ``12.3 MB``."""
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
+def seconds_text(seconds: float) -> str:
+    """``12 s``, ``3.4 minutes``."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} minutes"
+
+
+@contextmanager
+def out_of_memory_explained(advice: str) -> Iterator[None]:
+    """Turn an out-of-memory error into an :class:`InputError` with ``advice``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (MemoryError, RuntimeError, OSError) as error:
+        from morecl.run.out_of_memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error
+
+
+def promise_lines(promise: Promise) -> list[str]:
+    """What the threshold promises, what it does not, and what is possible where it cannot be set."""
+    if promise.threshold is None:
+        lines = [f'No image is called "unknown": {promise.why.removesuffix("; nothing is called unknown")}.']
+        if possible := best_accept(promise.images):
+            lines.append(f"Possible: --accept {possible:g}, or more images per class; a fifth of them is held back.")
+        return lines
+    basis = f"{promise.threshold:.4g}, from {counted(promise.images, 'held-back image')}"
+    if promise.share is None:
+        return [f'Threshold for "unknown": {basis}; {promise.why}.']
+    return [
+        f"Promise: of new images of the classes it knows, like those held back, at most {share(promise.share)} are "
+        f'called "unknown" (threshold {basis}).',
+        "Not promised: how many images of other classes are caught; `morecl evaluate` measures it.",
+    ]
+
+
+def best_accept(images: int) -> float | None:
+    """The largest --accept, in steps of 0.01, for which this many held-back images suffice; ``None``: there is none."""
+    steps = 100 * images // (images + 1)
+    return steps / 100 if steps >= 50 else None
+
+
+def name_unreadable(problems: Sequence[str], say: Callable[[str], None] | None = None) -> None:
+    """A line on stderr for each unreadable image, at most ``NAMED``, then how many more there are."""
+    say = say or error_line
+    for problem in problems[:NAMED]:
+        say(f"not readable: {problem}")
+    if (more := len(problems) - NAMED) > 0:
+        say(f"not readable: {counted(more, 'more image')}")
+
+
+def error_line(text: str) -> None:
+    error_console().print(f"[yellow]{escape(text)}[/yellow]", emoji=False, highlight=False)

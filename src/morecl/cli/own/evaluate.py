@@ -1,0 +1,117 @@
+"""``morecl evaluate``: measure a model on images whose classes are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from morecl.cli.own.common import (
+    Accept,
+    Device,
+    Model,
+    check_accept,
+    existing,
+    name_unreadable,
+    out_of_memory_explained,
+    percent,
+    promise_lines,
+)
+from morecl.cli.own.counting import counted_off
+from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.errors import InputError
+
+if TYPE_CHECKING:
+    from morecl.classifier import Evaluation
+
+ROWS = 100  # classes that the terminal shows
+
+
+def evaluate(
+    model: Model,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Images, one sub-folder per class; classes it was never taught should be unknown.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Also write tables and figures to this HTML file.")] = None,
+    accept: Accept = 0.95,
+    device: Device = None,
+) -> None:
+    """Measure a model on images with known classes."""
+    from morecl.data.folder import labelled_files
+    from morecl.files import check_target, write_text
+
+    check_accept(accept)
+    store = existing(model)
+    if out:
+        check_target(out, "evaluation.html")
+    path = folder.expanduser()
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        path /= "test"  # those in train/ are meant for learning
+    files, names = labelled_files(path)
+    console = output_console()
+    try:
+        with out_of_memory_explained("use --device cpu, or close other programs"):
+            from morecl.classifier import evaluation
+
+            classifier = store.load(device=device)
+            answers = counted_off(classifier.answers(files, top=1, accept=accept), lambda: len(files))
+            found = evaluation.evaluate(answers, names, classifier.classes, classifier.promise(accept))
+    except KeyboardInterrupt:
+        exit_interrupted("nothing was written")
+    name_unreadable(found.unreadable)
+    if not found.classes:
+        raise InputError(f"no image in {path} could be read")
+    show_evaluation(console, found)
+    if out:
+        from morecl.classifier.page import html
+
+        write_text(out, html(found, model.resolve().name, path.resolve().name))
+        console.print(f"page: {out}", markup=False, highlight=False, soft_wrap=True)
+    if found.unreadable:
+        raise SystemExit(FAILED)
+
+
+def show_evaluation(console: Console, found: Evaluation) -> None:
+    """The classes, then what holds for all of them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class", style="bold", overflow="fold")
+    for head in ("images", "right", "called unknown"):
+        table.add_column(head, justify="right", no_wrap=True)
+    taught = [each for each in found.classes if each.known]
+    foreign = [each for each in found.classes if not each.known]
+    for each in [*taught, *foreign][:ROWS]:
+        right = percent(each.accuracy) if each.known else Text("never taught", style="yellow")
+        table.add_row(Text(each.name), f"{each.images:,}", right, percent(each.rejected))
+    if (more := len(found.classes) - ROWS) > 0:
+        table.add_row(Text(f"and {more} more", style="dim"))
+    console.print(table)
+    for line in _lines(found):
+        console.print(line, markup=False, emoji=False, highlight=False)
+
+
+def _lines(found: Evaluation) -> list[str]:
+    lines = []
+    if found.accuracy is not None:
+        lines += [
+            f'Known classes: {percent(found.accuracy)} right, {percent(found.known_rejected)} called "unknown"; '
+            f"{percent(found.accuracy_forced)} right if it always had to answer.",
+        ]
+    if found.unknown_rejected is not None:
+        auc = "" if found.auc is None else f"; AUC {found.auc:.1f} % (known against never taught)"
+        lines.append(f'Classes never taught: {percent(found.unknown_rejected)} called "unknown"{auc}.')
+    if found.mean_confidence is not None and found.calibration_error is not None:
+        lines.append(
+            f"Confidence: {percent(100 * found.mean_confidence)} on average, "
+            f"calibration error {percent(100 * found.calibration_error)}."
+        )
+    return [*lines, *promise_lines(found.promise)]

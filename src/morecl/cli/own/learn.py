@@ -1,0 +1,295 @@
+"""``morecl learn``: teach a model new classes, or show it more photos of those it knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from morecl.cli import options
+from morecl.cli.own.common import (
+    Device,
+    counted,
+    error_line,
+    name_unreadable,
+    out_of_memory_explained,
+    percent,
+    promise_lines,
+    seconds_text,
+)
+from morecl.cli.terminal import exit_interrupted, output_console
+from morecl.errors import InputError
+from morecl.interrupts import sigterm_as_interrupt
+from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.classifier import Classifier, Lesson, ModelFolder
+
+PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
+ROWS = 30  # classes that the table shows
+KEEP = 5  # versions
+PLANNED = ("epochs", "batch_size", "memory_batch_size", "memory_size")  # settings that each lesson chooses
+
+
+def learn(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it is not there.", show_default=False)
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Images, one sub-folder per class.", show_default=False)
+    ],
+    more: Annotated[bool, typer.Option("--more", help="Also take in further images of classes it knows.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Train on all images and hold none back; nothing is then promised.")
+    ] = False,
+    minutes: Annotated[float | None, typer.Option(help="Train about this long at most.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Versions to keep for `morecl undo`.")] = KEEP,
+    device: Device = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="New model only: auto, timm name, checkpoint file, or NAME@FILE. [default: auto]")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="New model only: see `morecl list methods`. [default: morerp]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="New model only: seed of everything random.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="New model only: a setting of the method.")
+    ] = None,
+) -> None:
+    """Teach a model new classes from a folder of images.
+
+    The model is made at first. Of each class a part is held back and never trained on: it sets the threshold for
+    "unknown" and measures accuracy. If the command fails or is stopped, the model is as before.
+    """
+    from morecl.classifier.store import ModelFolder
+    from morecl.data.folder import labelled_files
+
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes must be more than 0, not {minutes:g}")
+    choices = {"--backbone": backbone, "--method": method, "--seed": seed, "--set": set_ or None}
+    choices = {key: value for key, value in choices.items() if value is not None}
+    store = ModelFolder(model)
+    is_new = not store.exists()
+    _check_choices(store, is_new, choices)
+    if is_new and more:
+        raise InputError(f"there is no model in {model} yet; --more is for classes that a model knows")
+    files, names = labelled_files(folder.expanduser())
+    console = output_console()
+    teacher = _Teacher(store, console, hold_back=not all_, minutes=minutes, keep=keep)
+    try:
+        with sigterm_as_interrupt(), out_of_memory_explained("teach fewer images at a time"), store.changing():
+            if is_new != (not store.exists()):
+                raise InputError(f"another process has just made {model}; repeat the command")
+            classifier = _created(choices, device) if is_new else store.load(device=device)
+            lessons = _lessons(classifier, names, more, folder)
+            for action, chosen in lessons:
+                own = [files[i] for i in chosen], [names[i] for i in chosen]
+                teacher.teach(classifier, action, *own, is_last=action == lessons[-1][0])
+    except KeyboardInterrupt:
+        exit_interrupted(teacher.kept())
+
+
+def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) -> None:
+    """Options of a new model: refused for one that is there, a typo answered before torch is imported."""
+    if choices and not is_new:
+        plural = len(choices) > 1
+        raise InputError(
+            f"{', '.join(choices)} {'belong' if plural else 'belongs'} to a new model; {store.path} is there already "
+            f"and keeps its own. Leave {'them' if plural else 'it'} out, or name another folder"
+        )
+    if "--method" in choices:
+        options.known_method(choices["--method"])
+    settings = options.settings_from(choices.get("--set"))
+    for key in ("seed", "backbone", "device"):
+        if key in settings:
+            raise InputError(f"give {key} as --{key}")
+    for key in PLANNED:
+        if key in settings:
+            raise InputError(f"{key} is chosen from the number of images; --minutes limits the time")
+
+
+def _created(choices: dict[str, Any], device: str | None) -> Classifier:
+    from morecl.classifier import Classifier
+
+    settings = options.settings_from(choices.get("--set"), device=device, seed=choices.get("--seed"))
+    given = {key: choices[f"--{key}"] for key in ("method", "backbone") if f"--{key}" in choices}
+    return Classifier.create(say=error_line, **given, **settings)
+
+
+def _lessons(classifier: Classifier, names: Sequence[str], more: bool, folder: Path) -> list[tuple[str, list[int]]]:
+    """What to do with the images of these classes: ("add" or "learn", their positions)."""
+    known = set(classifier.classes)
+    old = [i for i, name in enumerate(names) if name in known]
+    new = [i for i, name in enumerate(names) if name not in known]
+    taught = list(dict.fromkeys(names[i] for i in old))
+    if old and not more:
+        from morecl.classifier.core import shortened
+
+        if not new:
+            raise InputError(
+                f"it knows every class in {folder}: {shortened(taught)}; --more takes in further images of them"
+            )
+        error_line(f"left alone, since it knows them: {shortened(taught)}; --more takes in further images of them")
+    lessons = [("add", old)] if old and more else []
+    return [*lessons, *([("learn", new)] if new else [])]
+
+
+class _Teacher:
+    """Gives the lessons, shows their progress and result, and makes each of them a version."""
+
+    def __init__(self, store: ModelFolder, console: Console, *, hold_back: bool, minutes: float | None, keep: int):
+        self._store = store
+        self._console = console
+        self._hold_back = hold_back
+        self._minutes = minutes
+        self._keep = keep
+        self._version: int | None = None
+
+    def kept(self) -> str:
+        """What ctrl-C leaves."""
+        if self._version is None:
+            return "nothing has changed"
+        return f"version {self._version} has the further images; the new classes were not learned"
+
+    def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str], *, is_last: bool) -> None:
+        from morecl.classifier.core import NothingNewError, shortened
+
+        try:
+            with _watching(self._console) as display:
+                common: dict[str, Any] = {"listener": display.epoch, "reading": display.reading}
+                if action == "learn":
+                    lesson = classifier.learn(files, names, hold_back=self._hold_back, minutes=self._minutes, **common)
+                else:
+                    lesson = classifier.add(files, names, hold_back=self._hold_back, **common)
+                display.saving()
+                what = shortened(list(lesson.classes))
+                self._version = self._store.commit(classifier, action, what, keep=self._keep)
+        except NothingNewError as error:
+            if is_last:
+                raise
+            error_line(str(error))
+            return
+        name_unreadable(lesson.skipped)
+        show_lesson(self._console, classifier, lesson)
+        took = seconds_text(lesson.seconds)
+        where = escape(str(self._store.path))
+        self._console.print(f"version {self._version} of {where}, {took}", soft_wrap=True, highlight=False)
+
+
+def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> None:
+    """What was learned, and how well."""
+    of = {each.name: each for each in classifier.info().classes}
+    is_new = lesson.action == "learn"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("new class" if is_new else "class", style="bold", overflow="fold")
+    for head in ("images learned" if is_new else "images added", "held back", "accuracy"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, images in list(lesson.classes.items())[:ROWS]:
+        table.add_row(Text(name), f"{images:,}", f"{of[name].held_back:,}", percent(of[name].accuracy))
+    if (more := len(lesson.classes) - ROWS) > 0:
+        table.add_row(Text(f"and {more} more", style="dim"))
+    console.print(table)
+    for line in _lines(lesson):
+        console.print(line, markup=False, emoji=False, highlight=False)
+
+
+def _lines(lesson: Lesson) -> Iterator[str]:
+    words = "new classes" if lesson.action == "learn" else "these classes"
+    if lesson.accuracy is None:
+        yield "Accuracy unknown: no image of them was held back."
+    else:
+        yield f"Accuracy on held-back images: {percent(lesson.accuracy)} on the {words}"
+        if lesson.accuracy_others is not None:
+            yield (
+                f"    {percent(lesson.accuracy_others)} on the other classes, "
+                f"{percent(lesson.accuracy_others_before)} before"
+            )
+    if lesson.unknown_before is not None:
+        yield f'Before they were taught, {percent(lesson.unknown_before)} of the new images were called "unknown".'
+    yield from promise_lines(lesson.promise)
+    if lesson.duplicates:
+        yield f"Left out: {counted(lesson.duplicates, 'image')} that it had seen before, or twice in this folder."
+    for note in lesson.notes:
+        yield f"Note: {note}."
+
+
+@contextmanager
+def _watching(console: Console, clock: Clock = time.monotonic) -> Iterator[LessonDisplay]:
+    display = LessonDisplay(console, clock)
+    if not console.is_terminal:
+        yield display
+        return
+    with Live(console=console, get_renderable=display.line, refresh_per_second=4, transient=True):
+        yield display
+
+
+class LessonDisplay:
+    """What a lesson shows while it works: a live line in a terminal, otherwise a line every half minute."""
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic):
+        self._console = console
+        self._clock = clock
+        self._left = TimeLeft(clock)  # of this stage
+        self._since_reading = TimeLeft(clock)  # until two epochs tell how long one takes
+        self._stage = ""
+        self._line = ProgressLine(None, position="starting")
+        self._printed = clock()
+
+    def reading(self, done: int, total: int) -> None:
+        self._reach("reading", done, total)
+        if done == total:
+            self._since_reading.start(0)
+            self._show(ProgressLine(None, "preparing to train"))
+        else:
+            self._show(self._progress(f"reading {done:,}/{total:,}"))
+
+    def epoch(self, event: EpochDone) -> None:
+        self._reach(event.stage or "training", event.epoch, event.epochs)
+        if not event.stage:
+            self._since_reading.total = event.epochs
+            self._since_reading.reach(event.epoch)
+        if event.epoch == event.epochs:
+            self._show(ProgressLine(None, "finishing" if event.stage else "statistics"))
+            return
+        self._show(self._progress(event.stage or "training", event))
+
+    def saving(self) -> None:
+        self._show(ProgressLine(None, "saving"))
+
+    def line(self) -> ProgressLine:
+        return self._line
+
+    def _reach(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            self._left.start(total, 0 if stage == "reading" else done)
+        self._left.reach(done)
+
+    def _progress(self, title: str, event: EpochDone | None = None) -> ProgressLine:
+        left = self._since_reading if self._left.seconds is None and event and not event.stage else self._left
+        return ProgressLine(
+            share=self._left.share,
+            title=title,
+            step=event.step if event else "",
+            loss=f"loss {event.loss:.2f}" if event else "",
+            speed=event.speed if event else "",
+            left=str(left),
+        )
+
+    def _show(self, line: ProgressLine) -> None:
+        self._line = line
+        if self._console.is_terminal or self._clock() - self._printed < PLAIN_INTERVAL:
+            return
+        self._printed = self._clock()
+        pieces = (line.title, line.step, line.loss, line.speed, line.left)
+        self._console.print("  ".join(piece for piece in pieces if piece), markup=False, highlight=False)

@@ -1,0 +1,214 @@
+"""``morecl info``, ``history``, ``undo``, ``rename``, ``forget`` and ``export``: what a model is, and small changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from morecl.cli.own.common import (
+    Accept,
+    Model,
+    check_accept,
+    counted,
+    existing,
+    percent,
+    promise_lines,
+    size,
+)
+from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.errors import InputError, unknown_name
+from morecl.interrupts import sigterm_as_interrupt
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.classifier import Classifier, Info, ModelFolder
+
+
+def info(
+    model: Model,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show what a model knows, how well, and its size."""
+    store = existing(model)
+    found = store.load(device="cpu").info()
+    versions = store.versions()
+    if as_json:
+        sizes = {"version": store.bytes(versions[-1].number), "all_versions": disk_usage(store.path)}
+        extra: dict[str, Any] = {"bytes": sizes, "versions": [version.model_dump() for version in versions]}
+        print(json.dumps(asdict(found) | extra, indent=2, allow_nan=False))
+        return
+    console = output_console()
+    show_info(console, found)
+    shown = f"{counted(len(versions), 'version')}, {size(disk_usage(store.path))} in all; this one has "
+    console.print(f"On disk: {shown}{size(store.bytes(versions[-1].number))}. See `morecl history`.", highlight=False)
+
+
+def show_info(console: Console, found: Info) -> None:
+    """Classes, then what holds for all of them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("class", style="bold", overflow="fold")
+    for head in ("task", "images learned", "remembered", "held back", "accuracy"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for each in found.classes:
+        numbers = (each.task, each.images, each.remembered, each.held_back)
+        table.add_row(Text(each.name), *(f"{number:,}" for number in numbers), percent(each.accuracy))
+    console.print(table)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, emoji=False, highlight=False)
+
+    tasks, classes = counted(found.tasks, "task"), counted(len(found.classes), "class", "classes")
+    say(f"Method {found.method}, backbone {found.backbone} at {found.image_size} px; {tasks}, {classes}.")
+    say(f"Accuracy on held-back images: {percent(found.accuracy)}.")
+    if len(found.curve) > 1:
+        steps = [
+            f"{percent(p['accuracy'])} ({p['action']}, {counted(p['classes'], 'class', 'classes')})"
+            for p in found.curve
+        ]
+        say(f"After each change: {', '.join(steps)}.")
+    for line in promise_lines(found.promise):
+        say(line)
+    if found.capacity:
+        layers = ", ".join(f"{layer} {taken:.0f} %" for layer, taken in found.capacity.items())
+        say(f"Capacity taken: {layers}.")
+        if found.tasks_left is not None:
+            say(f"About {counted(found.tasks_left, 'more task')} will fit; classes taught together share a task.")
+
+
+def history(model: Model) -> None:
+    """List the versions of a model, the newest last."""
+    store = existing(model)
+    console = output_console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("version", "made"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for head in ("classes", "images", "accuracy", "size"):
+        table.add_column(head, justify="right", no_wrap=True)
+    versions = store.versions()
+    for version in versions:
+        table.add_row(
+            f"{version.number}{' (in use)' if version is versions[-1] else ''}",
+            local_time(version.created),
+            Text(f"{version.action} {version.what}".strip()),
+            f"{version.classes:,}",
+            f"{version.images:,}",
+            percent(version.accuracy),
+            size(store.bytes(version.number)),
+        )
+    console.print(table)
+    if len(versions) > 1:
+        console.print(
+            f"`morecl undo {model}` goes back to version {versions[-2].number}.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def undo(model: Model) -> None:
+    """Take back the last change of a model.
+
+    The version before it is in use again; the newest one is removed.
+    """
+    store = existing(model)
+    with store.changing():
+        newest = store.versions()[-1]
+        now = store.undo()
+    print(f"removed version {newest.number} ({newest.action} {newest.what}); version {now.number} is in use")
+
+
+def rename(
+    model: Model,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Class to rename.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.", show_default=False)],
+) -> None:
+    """Give a class another name."""
+    with _changed(existing(model)) as (store, classifier):
+        classifier.rename(old, new)
+        number = store.commit(classifier, "rename", f"{old!r} to {new!r}")
+    print(f"{old!r} is now {new!r}: version {number}")
+
+
+def forget(
+    model: Model,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="Class to forget.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Forget a class for good.
+
+    Its images and sums leave the model's folder; all other classes answer as before. Older versions are removed
+    too, because they hold the class.
+    """
+    store = existing(model)
+    with _changed(store) as (_, classifier):
+        if name not in classifier.classes:
+            raise unknown_name("class", name, classifier.classes)
+        older = len(store.versions())
+        if not yes:
+            if not sys.stdin.isatty():
+                raise InputError(f"forgetting {name!r} cannot be undone; confirm it with --yes")
+            question = f"Forget {name!r} for good, and remove {counted(older, 'older version')} that hold it?"
+            if not typer.confirm(question):
+                print("nothing has changed")
+                raise SystemExit(FAILED)
+        classifier.forget(name)
+        number = store.commit(classifier, "forget", repr(name), purge=True)
+    print(f"{name!r} is forgotten: version {number}; {counted(older, 'older version')} removed, because they held it")
+
+
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="File to write.", show_default=False)],
+    accept: Accept = 0.95,
+) -> None:
+    """Write a model as ONNX file, for use without torch.
+
+    The file holds the whole prediction, except for resizing. Needs the extra: pip install 'morecl[export]'.
+    """
+    from morecl.files import check_target
+
+    check_accept(accept)
+    store = existing(model)
+    check_target(out, "model.onnx")
+    classifier = store.load(device="cpu")
+    classifier.export(out, accept=accept)
+    console = output_console()
+    for line in promise_lines(classifier.promise(accept)):
+        console.print(line, markup=False, highlight=False)
+    console.print(f"{out}: {size(out.stat().st_size)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _changed(store: ModelFolder) -> Iterator[tuple[ModelFolder, Classifier]]:
+    """The model, to be changed and committed inside."""
+    try:
+        with sigterm_as_interrupt(), store.changing():
+            yield store, store.load()
+    except KeyboardInterrupt:
+        exit_interrupted("nothing has changed")
+
+
+def disk_usage(folder: Path) -> int:
+    """Bytes of all files in ``folder``; versions may share one."""
+    found = {(s.st_dev, s.st_ino): s.st_size for s in (p.stat() for p in folder.rglob("*") if p.is_file())}
+    return sum(found.values())
+
+
+def local_time(moment: str) -> str:
+    """An ISO 8601 moment in this machine's time zone; as it is if it cannot be read."""
+    try:
+        return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return moment

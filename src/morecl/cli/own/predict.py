@@ -1,0 +1,277 @@
+"""``morecl predict``: what is on these images? One answer after the other, in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from morecl.cli.own.common import (
+    Accept,
+    Device,
+    Model,
+    check_accept,
+    counted,
+    error_line,
+    existing,
+    out_of_memory_explained,
+    promise_lines,
+    seconds_text,
+)
+from morecl.cli.own.counting import counted_off
+from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.errors import InputError
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.classifier import Answer, Classifier
+
+STDIN = "-"
+CLOSED_PIPE = 141  # what a program that SIGPIPE ends returns
+NAME_WIDTH, OTHERS_WIDTH, PATH_WIDTH = 24, 30, 20  # columns: at most, at most, at least
+OTHERS = 2  # classes that come next
+
+Writer = Callable[["Answer"], None]
+
+
+def predict(
+    model: Model,
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Images, folders of images, or - for a list of paths on stdin.", show_default=False
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Classes to name for each image, in JSON and CSV.")] = 5,
+    accept: Accept = 0.95,
+    device: Device = None,
+) -> None:
+    """Say what is on images, or that it is unknown.
+
+    Exit code 1 if an image could not be read.
+    """
+    if as_json and as_csv:
+        raise InputError("--json or --csv, not both")
+    check_accept(accept)
+    store = existing(model)
+    check_paths(paths)
+    broken = 0
+    try:
+        with out_of_memory_explained("use --device cpu, or close other programs"):
+            classifier = store.load(device=device)
+            promise = classifier.promise(accept)
+            if promise.threshold is None:
+                for line in promise_lines(promise):
+                    error_line(line)
+            answers = _answers(classifier, paths, top=top, accept=accept)
+            if not sys.stdout.isatty():  # where they are no progress themselves
+                answers = counted_off(answers, lambda: _total(paths))
+            if as_json:
+                broken = _write_all(answers, _json_writer(sys.stdout))
+            elif as_csv:
+                broken = _write_all(answers, _csv_writer(sys.stdout, min(top, len(classifier.classes))))
+            else:
+                broken = _show_table(answers, classifier.classes)
+    except KeyboardInterrupt:
+        exit_interrupted("the answers so far are complete")
+    except BrokenPipeError:  # `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(CLOSED_PIPE) from None
+    if broken:
+        raise SystemExit(FAILED)
+
+
+# ---- which images -------------------------------------------------------------------------------------------------
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise :class:`InputError` if a path does not exist or a folder has no images, before anything slow happens."""
+    if paths.count(STDIN) > 1:
+        raise InputError("- (a list of paths on stdin) can be given once")
+    for path in paths:
+        if path != STDIN and not os.path.lexists(path):
+            raise InputError(f"there is no file or folder {path}")
+        if path != STDIN and os.path.isdir(path) and next(images_in(path), None) is None:
+            raise InputError(f"{path} has no images; they are found by their extension, such as .jpg or .png")
+
+
+def images_in(path: str) -> Iterator[str]:
+    """The image files in a folder and its sub-folders, or the file itself; hidden ones are left out."""
+    from morecl.data.folder import EXTENSIONS
+
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, inner, files in os.walk(path):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(files):
+            if os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith("."):
+                yield os.path.join(folder, name)
+
+
+def listed(stream: IO[bytes]) -> Iterator[str]:
+    """The paths on stdin, one per line; empty lines are left out."""
+    for line in stream:
+        if text := os.fsdecode(line.rstrip(b"\r\n")):
+            yield text
+
+
+def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
+    """``paths`` in lists of at most ``most``, each as soon as it is there: whoever writes to stdin may take a while."""
+    waiting: queue.Queue[str | None] = queue.Queue(most)
+
+    def fill() -> None:
+        for path in paths:
+            waiting.put(path)
+        waiting.put(None)
+
+    threading.Thread(target=fill, daemon=True).start()
+    path = waiting.get()
+    while path is not None:
+        batch: list[str] = []
+        while path is not None and len(batch) < most:
+            batch.append(path)
+            try:
+                path = waiting.get_nowait()
+            except queue.Empty:
+                break
+        else:
+            yield batch
+            continue
+        yield batch
+        path = waiting.get()
+
+
+def _total(paths: Sequence[str]) -> int | None:
+    return None if STDIN in paths else sum(1 for path in paths for _ in images_in(path))
+
+
+def _answers(classifier: Classifier, paths: Sequence[str], *, top: int, accept: float) -> Iterator[Answer]:
+    options: dict[str, Any] = {"top": top, "accept": accept}
+    for from_stdin, group in groupby(paths, lambda path: path == STDIN):
+        if from_stdin:
+            for batch in arriving(listed(sys.stdin.buffer), classifier.learner.eval_batch_size):
+                yield from classifier.answers(batch, **options)
+        else:
+            yield from classifier.answers(chain.from_iterable(map(images_in, group)), **options)
+
+
+# ---- how they are shown -------------------------------------------------------------------------------------------
+
+
+def _write_all(answers: Iterable[Answer], write: Writer) -> int:
+    """Pass readable images' answers to ``write``, name the others; returns how many those are."""
+    broken = 0
+    for answer in answers:
+        if answer.error is None:
+            write(answer)
+        else:
+            broken += 1
+            error_line(f"not readable: {answer.path}: {answer.error}")
+    return broken
+
+
+def _json_writer(stream: IO[str]) -> Writer:
+    def write(answer: Answer) -> None:
+        stream.write(json.dumps(answer.as_dict(), allow_nan=False) + "\n")
+        stream.flush()
+
+    return write
+
+
+def _csv_writer(stream: IO[str], choices: int) -> Writer:
+    table = csv.writer(stream, lineterminator="\n")
+    heads = ["path", "label", "confidence", "ood_score", "threshold", "unknown", "task"]
+    for place in range(1, choices + 1):
+        heads += [f"top_{place}", f"top_{place}_confidence"]
+    table.writerow(heads)
+
+    def write(answer: Answer) -> None:
+        found = [answer.path, answer.label, answer.confidence, answer.ood_score, answer.threshold]
+        nearest = [value for choice in answer.top for value in (choice.label, choice.confidence)]
+        table.writerow([*found, "true" if answer.unknown else "false", answer.task, *nearest])
+        stream.flush()
+
+    return write
+
+
+def _show_table(answers: Iterable[Answer], classes: Sequence[str]) -> int:
+    """A line per image as it comes: answer, confidence, what else it may be, path."""
+    console = output_console()
+    started = time.monotonic()
+    images = unknown = 0
+    widths = column_widths(classes, console.width)
+    console.print(Text(_cells(widths, "answer", "confidence", "or", "image"), "bold"), soft_wrap=True)
+
+    def write(answer: Answer) -> None:
+        nonlocal images, unknown
+        images, unknown = images + 1, unknown + answer.unknown
+        room = console.width if console.is_terminal else None
+        console.print(answer_line(answer, widths, room), soft_wrap=True)
+
+    broken = _write_all(answers, write)
+    words = [counted(images, "image"), f"{unknown:,} unknown"]
+    words += [f"{broken:,} not readable"] if broken else []
+    console.print(f"{', '.join(words)}; {seconds_text(time.monotonic() - started)}", style="dim", highlight=False)
+    return broken
+
+
+def column_widths(classes: Sequence[str], room: int) -> tuple[int, int]:
+    """Of the answer and of what else it may be, which is left out if the terminal is narrow."""
+    widest = max(map(cell_len, ("unknown", *classes)))
+    name, others = min(NAME_WIDTH, widest), min(OTHERS_WIDTH, OTHERS * (widest + 6))
+    fits = name + others + PATH_WIDTH + 16 <= room and len(classes) > 1
+    return name, others if fits else 0
+
+
+def answer_line(answer: Answer, widths: tuple[int, int], room: int | None) -> Text:
+    """One line of the table; ``room``: columns of the terminal, to which the path is cut."""
+    label = "unknown" if answer.label is None else answer.label
+    others = answer.top if answer.unknown else answer.top[1:]
+    listed = ", ".join(f"{choice.label} {100 * choice.confidence:.0f} %" for choice in others[:OTHERS])
+    sure = "" if answer.unknown or answer.confidence is None else f"{100 * answer.confidence:.1f} %"
+    path = (answer.path or "").encode("utf-8", "backslashreplace").decode()  # a name may be no valid text
+    path = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in path)
+    if room is not None:
+        path = cut_left(path, room - cell_len(_cells(widths, "", "", "", "")))
+    line = Text(_cells(widths, label, sure, listed, path), no_wrap=True)
+    if answer.unknown:
+        line.stylize("bold yellow", 0, len(label))
+    if start := widths[1]:
+        begin = len(line.plain) - len(path) - 2 - start
+        line.stylize("dim", begin, begin + start)
+    return line
+
+
+def _cells(widths: tuple[int, int], answer: str, confidence: str, others: str, path: str) -> str:
+    name, rest = widths
+    cells = [fitted(answer, name), f"{confidence:>10}", *([fitted(others, rest)] if rest else []), path]
+    return "  ".join(cells)
+
+
+def fitted(text: str, width: int) -> str:
+    """``text`` in exactly ``width`` columns."""
+    if cell_len(text) > width:
+        text = set_cell_size(text, width - 1).rstrip() + "…"
+    return set_cell_size(text, width)
+
+
+def cut_left(path: str, width: int) -> str:
+    """The end of ``path`` that fits into ``width`` columns, which says more than its beginning."""
+    if cell_len(path) <= width:
+        return path
+    while path and cell_len(path) > width - 1:
+        path = path[1:]
+    return f"…{path}"

@@ -1,0 +1,194 @@
+"""Ridge regression with a Gaussian kernel: a classifier over all classes that keeps a feature vector of every image.
+
+With features z (D,) whose standard deviation is s, the kernel is
+
+    k(a, b) = exp(-|a - b|^2 / (D s^2)),
+
+and with K (N, N) over the N kept images, Y (N, C) one-hot and W = diag(weights),
+
+    A = (K + r W^-1)^-1 Y,    outputs(z) = k(z, images) A.
+
+This is what :class:`morecl.ridge.Ridge` tends to with more and more random features, and what is kept is smaller than
+its sums as long as there are fewer than some 100,000 images: 2 D bytes per image instead of 4 m^2 in all. The order in
+which images come, and in how many tasks, makes no difference, and images can be added at any time.
+
+Strength r and the temperature of the outputs are chosen by leaving out one image at a time, in closed form: without
+image i in the system, its outputs are
+
+    y_i - A_i / ((K + r W^-1)^-1)_ii.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from morecl.random import generator
+from morecl.ridge import best_sharpness, descend
+
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # k(a, a) is 1
+EXACT = 8192  # images up to which everything is computed in float64
+LIGHT = 4.0  # weight up to which float32 will do for more images
+LEFT_OUT = 2000  # images that are left out in turn
+CHUNK = 4096  # images whose distances to all others are held at once
+NO_CLASS = -1  # column of an image whose class was forgotten
+
+
+class Solved(NamedTuple):
+    """One strength: A (N, C), and the outputs (n, C) of the images that were left out in turn."""
+
+    dual: Tensor
+    outputs: Tensor
+
+
+class KernelRidge(nn.Module):
+    """The kept images, and the classifier that :meth:`solve` makes from them."""
+
+    scale: Tensor
+    features: Tensor
+    columns: Tensor
+    weights: Tensor
+    dual: Tensor
+    place: Tensor
+    sharpness: Tensor
+
+    def __init__(self, dim: int, capacity: int, seed: int):
+        """``capacity``: images kept at most. Beyond it each class keeps an equal part, drawn from ``seed``, and every
+        image counts for as many as it stands for."""
+        super().__init__()
+        self.dim, self.capacity, self.seed = dim, capacity, seed
+        self.classes = 0
+        self.register_buffer("scale", torch.zeros((), dtype=torch.float64))  # 0: nothing was added yet
+        self.register_buffer("features", torch.zeros(0, dim, dtype=torch.float16))
+        self.register_buffer("columns", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("weights", torch.zeros(0))
+        self.register_buffer("dual", torch.zeros(0, 0))
+        self.register_buffer("place", torch.tensor(STRENGTHS.index(0.1)))  # of the strength chosen last
+        self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def grow(self, classes: int) -> None:
+        """Make room for ``classes`` more."""
+        self.classes += classes
+        self.dual = F.pad(self.dual, (0, classes))
+
+    def clear(self) -> None:
+        """Forget all images; room for the classes stays."""
+        self.scale.zero_()
+        self._keep(torch.zeros(len(self), dtype=torch.bool, device=self.columns.device))
+
+    def drop(self, column: int) -> None:
+        """Forget a class: it has no outputs any more. Its images stay, as examples of none of the classes, because the
+        outputs of all others would change without them."""
+        self.columns[self.columns == column] = NO_CLASS
+        self.dual[:, column] = 0
+
+    @torch.no_grad()
+    def add(self, features: Tensor, columns: Tensor, weights: Tensor | None = None) -> None:
+        """Keep images: ``features`` (N, D), ``columns`` (N,) on the same device, ``weights`` (N,) or 1."""
+        if not len(features):
+            return
+        if self.scale == 0:
+            spread = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
+            self.scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+        if weights is None:
+            weights = torch.ones(len(features), device=features.device)
+        scaled = (features.double() / self.scale).half()  # scaled first: half precision has a narrow range
+        self.features = torch.cat([self.features, scaled])
+        self.columns = torch.cat([self.columns, columns])
+        self.weights = torch.cat([self.weights, weights.float()])
+        self.dual = F.pad(self.dual, (0, 0, 0, len(features)))
+        if len(self) > self.capacity:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Cut every class down to an equal share of ``capacity``."""
+        draw = generator(self.seed, "kept features", self.classes)
+        order = torch.randperm(len(self), generator=draw).to(self.columns.device)
+        present = self.columns.unique()
+        quota = max(1, self.capacity // len(present))
+        kept = torch.zeros(len(self), dtype=torch.bool, device=self.columns.device)
+        for column in present:
+            own = order[self.columns[order] == column]
+            total = self.weights[own].sum()
+            kept[own[:quota]] = True
+            self.weights[own[:quota]] *= total / self.weights[own[:quota]].sum()
+        self._keep(kept)
+
+    def _keep(self, kept: Tensor) -> None:
+        for name in ("features", "columns", "weights", "dual"):
+            setattr(self, name, getattr(self, name)[kept])
+
+    @torch.no_grad()
+    def solve(self, without: Tensor | None = None) -> None:
+        """Make the classifier from all kept images.
+
+        ``without`` (C,) bool: classes that have been forgotten; they take no part in the choice of the temperature.
+        """
+        count = len(self)
+        heavy = bool(count) and float(self.weights.max()) > LIGHT
+        dtype = torch.float64 if count <= EXACT or heavy else torch.float32
+        onehot = F.one_hot(self.columns + 1, self.classes + 1)[:, 1:].to(dtype)  # a row of zeros for none of them
+        draw = generator(self.seed, "left out", count)
+        order = torch.randperm(count, generator=draw).to(self.columns.device)
+        rows = order[self.columns[order] != NO_CLASS][:LEFT_OUT].sort().values
+
+        def attempt(place: int) -> tuple[float, Solved]:
+            solved = self._solved(STRENGTHS[place], onehot, rows)
+            return float((solved.outputs - onehot[rows]).square().sum()), solved
+
+        place, best = descend(attempt, int(self.place), len(STRENGTHS))
+        self.place.fill_(place)
+        self.dual = best.dual.float().contiguous()  # the layout changes the rounding of outputs
+        outputs = best.outputs if without is None else best.outputs.masked_fill(without, -torch.inf)
+        self.sharpness.fill_(best_sharpness(outputs, self.columns[rows]))
+
+    def _solved(self, strength: float, onehot: Tensor, rows: Tensor) -> Solved:
+        images = self.features.to(onehot.dtype)
+        system = torch.empty(len(self), len(self), dtype=onehot.dtype, device=onehot.device)
+        for start in range(0, len(self), CHUNK):
+            system[start : start + CHUNK] = gaussian_kernel(images[start : start + CHUNK], images)
+        system.diagonal().add_(strength / self.weights.to(onehot.dtype))
+        lower = torch.linalg.cholesky(system)
+        del system  # as large as everything else together
+        dual = torch.cholesky_solve(onehot, lower)
+        unit = torch.zeros(len(self), len(rows), dtype=onehot.dtype, device=onehot.device)
+        unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+        own = torch.linalg.solve_triangular(lower, unit, upper=False).square().sum(0)  # diagonal of the inverse
+        return Solved(dual, onehot[rows] - dual[rows] / own[:, None])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Outputs of all classes: (N, D) -> (N, C), float64."""
+        images = self.features.float()
+        scaled = features.float() / self.scale.float()
+        parts = [(gaussian_kernel(z, images) @ self.dual).double() for z in scaled.split(CHUNK)]
+        return torch.cat(parts) if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
+
+    def log_probabilities(self, features: Tensor, without: Tensor | None = None) -> Tensor:
+        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64; -inf for the classes in ``without``, (C,)."""
+        outputs = self.sharpness * self(features)
+        return (outputs if without is None else outputs.masked_fill(without, -torch.inf)).log_softmax(1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """The number of kept images comes from the state; everything else must fit."""
+        columns = state_dict.get(f"{prefix}columns")
+        if columns is not None and columns.ndim == 1 and columns.dtype == torch.int64:
+            if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < self.classes:
+                raise ValueError(f"{prefix}columns names classes that do not exist")
+            device = self.columns.device
+            self.features = torch.zeros(len(columns), self.dim, dtype=torch.float16, device=device)
+            self.columns = torch.zeros(len(columns), dtype=torch.int64, device=device)
+            self.weights = torch.zeros(len(columns), device=device)
+            self.dual = torch.zeros(len(columns), self.classes, device=device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
+    """exp(-|a - b|^2 / D) of each row of ``a`` (N, D) with each of ``b`` (M, D): (N, M)."""
+    squares = a.square().sum(1)[:, None] + b.square().sum(1)
+    return torch.addmm(squares, a, b.mT, alpha=-2).clamp_(min=0).div_(-a.shape[1]).exp_()

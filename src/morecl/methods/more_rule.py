@@ -1,0 +1,157 @@
+"""What a task of MORE owns, and how answers are made from it (Algorithm 2). :mod:`morecl.methods.more` trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from morecl import gaussian
+from morecl.gaussian import Gaussians
+from morecl.methods.masked import MaskedTask
+from morecl.nn.network import Norms
+from morecl.scoring import Features, Output, Rule
+
+
+class MoreTask(MaskedTask):
+    """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples.
+
+    ``precision`` is the inverse of the covariance, kept because it takes long to compute. ``counts`` (C,) are the
+    images of each class and ``spread`` (C, D (D + 1) / 2) their scatter around its mean, both needed to take in more
+    images. They have no rows before the task is learned, and in learners that were saved when they did not exist.
+    """
+
+    means: Tensor
+    covariance: Tensor
+    precision: Tensor
+    samples: Tensor
+    counts: Tensor
+    spread: Tensor
+
+    def __init__(
+        self,
+        norms: Norms,
+        shape: tuple[int, int],
+        dim: int,
+        classes: int,
+        init: torch.Generator,
+        shrink_below: float = 1.0,
+    ):
+        """``shrink_below``: see :func:`morecl.gaussian.precision`."""
+        super().__init__(norms, shape, dim, classes + 1, init)
+        self.shrink_below = shrink_below
+        self.register_buffer("means", torch.zeros(classes, dim, dtype=torch.float64))
+        self.register_buffer("covariance", torch.zeros(dim, dim, dtype=torch.float64))
+        self.register_buffer("precision", torch.zeros(dim, dim, dtype=torch.float64))
+        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("spread", torch.zeros(0, dim * (dim + 1) // 2, dtype=torch.float64))
+
+    def describe(self, features: Tensor, targets: Tensor) -> None:
+        """Eq. 5-6: estimate the Gaussians from ``features`` (N, D) with ``targets`` (N,)."""
+        statistics = gaussian.estimate(features, targets, len(self.means))
+        self.counts = targets.bincount(minlength=len(self.means))
+        self.spread = gaussian.scatters(features, targets, statistics.means)
+        self._take(statistics)
+
+    def extend(self, features: Tensor, targets: Tensor) -> None:
+        """As :meth:`describe`, for these images together with all that the task had before."""
+        statistics, self.counts, self.spread = gaussian.extended(
+            self.gaussians, self.counts, self.spread, features, targets
+        )
+        self._take(statistics)
+
+    def forget(self, target: int) -> None:
+        """Drop what is known of one class alone, except for its mean."""
+        if len(self.counts):
+            self.counts[target] = 0
+            self.spread[target] = 0
+
+    def _take(self, statistics: Gaussians) -> None:
+        self.means.copy_(statistics.means)
+        self.covariance.copy_(statistics.covariance)
+        self.samples.fill_(statistics.samples)
+        self.precision.copy_(gaussian.precision(self.gaussians, self.shrink_below))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Older learners have no ``counts`` and ``spread``; others have them for all classes or for none."""
+        for name in ("counts", "spread"):
+            empty: Tensor = getattr(self, name)[:0]
+            saved = state_dict.setdefault(prefix + name, empty)
+            rows = len(self.means) if saved.shape[:1] == self.means.shape[:1] else 0
+            setattr(self, name, empty.new_zeros(rows, *empty.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def gaussians(self) -> Gaussians:
+        return Gaussians(self.means, self.covariance, int(self.samples))
+
+
+class MoreRule(Rule):
+    """Algorithm 2: p(Y^k | x, k) s^k(x) of every task, side by side (Eq. 7); without the coefficient s^k, Eq. 2.
+
+    State: the columns that were ``forgotten`` (C,). Such a class has the lowest score there is and probability 0. All
+    else is as if it were there: its output takes part in the softmax of its task, its mean in the coefficient. A task
+    whose classes are all forgotten is not asked.
+    """
+
+    forgotten: Tensor
+
+    def __init__(self, tasks: Callable[[], Sequence[MoreTask]], temperature: float, c: float | None):
+        """``c``: numerator of the coefficient; ``None``: no coefficient."""
+        super().__init__()
+        self._tasks, self.temperature, self.c = tasks, temperature, c
+        self.sizes: list[int] = []  # classes of each task
+        self.register_buffer("forgotten", torch.zeros(0, dtype=torch.bool))
+
+    def grow(self, classes: int) -> None:
+        self.sizes.append(classes)
+        self.forgotten = F.pad(self.forgotten, (0, classes))
+
+    def is_fitted(self) -> bool:
+        return self.state_dict().keys() != {"forgotten"}
+
+    def forget(self, column: int) -> None:
+        self.forgotten[column] = True
+
+    def remaining(self) -> Tensor:
+        """(tasks,): whether a task has classes that were not forgotten."""
+        return torch.stack([~part.all() for part in self.forgotten.split(self.sizes)])
+
+    def score(self, features: Sequence[Tensor]) -> Output:
+        of_tasks = [self._of_task(net, z) for net, z in zip(self._tasks(), features, strict=True)]
+        return self._joined(of_tasks)
+
+    def answer(self, features: Features) -> Output:
+        remaining = self.remaining().tolist()
+        if all(remaining):
+            return super().answer(features)
+        of_tasks = []
+        for k, (net, size) in enumerate(zip(self._tasks(), self.sizes, strict=True)):
+            nothing = torch.zeros(len(features), size, dtype=torch.float64, device=features.device)
+            of_tasks.append(self._of_task(net, features(str(k))) if remaining[k] else (nothing, nothing))
+        return self._joined(of_tasks)
+
+    def _joined(self, of_tasks: Sequence[tuple[Tensor, Tensor]]) -> Output:
+        probabilities, scores = (torch.cat(parts, 1) for parts in zip(*of_tasks, strict=True))
+        scores = self._without_forgotten(scores)
+        return Output(scores, probabilities.masked_fill(self.forgotten, 0), scores.amax(1))
+
+    def _without_forgotten(self, scores: Tensor) -> Tensor:
+        return scores.masked_fill(self.forgotten, torch.finfo(scores.dtype).min)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A rule that was saved when nothing could be forgotten has forgotten nothing."""
+        state_dict.setdefault(prefix + "forgotten", torch.zeros_like(self.forgotten))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _of_task(self, net: MoreTask, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities and scores of a task's classes, (N, C_k) each, from the features (N, D) under its network."""
+        logits = F.linear(z.double(), net.head.weight.double(), net.head.bias.double())
+        p = (logits / self.temperature).softmax(1)[:, :-1]  # the ood output takes part, then is dropped
+        if self.c is None:
+            return p, p
+        return p, p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4

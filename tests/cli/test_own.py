@@ -1,0 +1,513 @@
+"""The commands for one's own images, as a user calls them: PNG folders of digits, the shipped backbone, a CPU.
+
+Lessons are shorter than a user's (``EPOCHS``), so accuracies are lower; ``benchmarks/own_images.py`` measures the real
+ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import morecl
+from digit_photos import write_digits
+from morecl import cli
+from morecl.classifier import Classifier, ModelFolder, plan
+
+EPOCHS = 5
+NEW = ["--backbone", "vit_mini_patch4_32", "--device", "cpu", "--set", "projection=200", "--set", "bottleneck=8"]
+TEST = 15  # images of each digit
+TINY = [*NEW, "--set", "image_size=8"]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        return " ".join((self.out + self.err).split())
+
+
+def call(*arguments: object, stdin: bytes = b"") -> Done:
+    """``morecl ARGUMENTS`` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
+        patch.setattr(plan, "MOST_EPOCHS", EPOCHS)
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    return Done(code or 0, out.getvalue(), err.getvalue())
+
+
+def answers(done: Done) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@dataclass(frozen=True)
+class Story:
+    """Digits 0 to 4 in two tasks; then, in a copy, 5 to 9."""
+
+    folder: Path
+    model: Path  # knows 0 to 4
+    all_ten: Path  # knows all
+    lessons: list[Done]
+
+    @property
+    def test(self) -> Path:
+        return self.folder / "test"
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("story")
+    model, all_ten = folder / "model", folder / "all-ten"
+    lessons = [
+        call("learn", model, write_digits(folder / "first", [0, 1, 2], 0, 40), *NEW),
+        call("learn", model, write_digits(folder / "second", [3, 4], 0, 40)),
+    ]
+    shutil.copytree(model, all_ten)
+    lessons.append(call("learn", all_ten, write_digits(folder / "third", range(5, 10), 0, 20)))
+    write_digits(folder / "test", range(10), 100, 100 + TEST)
+    assert [done.code for done in lessons] == [0, 0, 0], lessons
+    return Story(folder, model, all_ten, lessons)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows 0 and 1, learned within seconds; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    done = call("learn", folder / "model", write_digits(folder / "photos", [0, 1], 0, 60), *TINY)
+    assert done.code == 0, done.err
+    return folder / "model"
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+# ---- the story ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lesson_says_what_was_learned_and_what_is_promised(story: Story) -> None:
+    first, second, third = story.lessons
+    assert "new class images learned held back accuracy" in first.words
+    assert "0 32 8" in first.words and "2 32 8" in first.words  # a fifth of 40 is held back
+    assert "of new images of the classes it knows, like those held back, at most 5 % are called" in first.words
+    assert "24 held-back images" in first.words and "40 held-back images" in second.words
+    assert "Not promised: how many images of other classes are caught" in first.words
+    assert "on the other classes" in second.words and "on the other classes" not in first.words
+    assert "Before they were taught," in third.words
+    assert "version 2 of" in second.words and "version 3 of" in third.words
+
+
+def test_what_was_never_taught_is_mostly_unknown_then_known(story: Story) -> None:
+    before = answers(call("predict", story.model, story.test, "--json"))
+    digits = np.array([int(Path(a["path"]).parent.name) for a in before])
+    unknown = np.array([a["unknown"] for a in before])
+    print(f"unknown: {unknown[digits >= 5].mean():.0%} of 5 to 9, {unknown[digits < 5].mean():.0%} of 0 to 4")
+    assert unknown[digits >= 5].mean() > 0.4
+    assert unknown[digits < 5].mean() < 0.15
+    assert np.mean([a["label"] == str(d) for a, d in zip(before, digits, strict=True) if d < 5]) > 0.8
+    after = answers(call("predict", story.all_ten, story.test, "--json"))
+    first = np.array([a["top"][0]["label"] == str(d) for a, d in zip(after, digits, strict=True)])
+    assert first[digits >= 5].mean() > 0.6 and first[digits < 5].mean() > 0.6
+
+
+def test_json_has_the_fields_and_the_answers_of_the_library(story: Story) -> None:
+    files = sorted((story.test / "7").iterdir())[:12] + sorted((story.test / "1").iterdir())[:4]
+    found = answers(call("predict", story.model, *files, "--json", "--top", 3, "--accept", 0.9))
+    expected = morecl.Classifier.open(story.model).predict(files, top=3, accept=0.9)
+    for answer, file, own in zip(found, files, expected, strict=True):
+        fields = ["path", "label", "confidence", "ood_score", "threshold", "unknown", "top", "task"]
+        assert list(answer) == fields
+        assert answer["path"] == str(file)
+        assert (answer["label"] is None) == answer["unknown"] == (answer["ood_score"] > answer["threshold"])
+        assert len(answer["top"]) == 3 and answer["confidence"] == answer["top"][0]["confidence"]
+        assert answer["label"] == own.label and answer["task"] in (1, 2)
+        assert answer["ood_score"] == pytest.approx(own.ood_score, rel=1e-4)
+    assert {a["unknown"] for a in found} == {True, False}
+
+
+def test_csv_is_the_same(story: Story) -> None:
+    folder = story.test / "8"
+    rows = list(csv.DictReader(io.StringIO(call("predict", story.model, folder, "--csv", "--top", 2).out)))
+    found = answers(call("predict", story.model, folder, "--json", "--top", 2))
+    for row, answer in zip(rows, found, strict=True):
+        assert row["path"] == answer["path"]
+        assert row["label"] == (answer["label"] or "")
+        assert row["unknown"] == str(answer["unknown"]).lower()
+        assert float(row["ood_score"]) == answer["ood_score"]
+        assert row["top_2"] == answer["top"][1]["label"]
+        assert float(row["top_2_confidence"]) == answer["top"][1]["confidence"]
+
+
+def test_the_table_has_a_line_per_image_and_a_sum(story: Story) -> None:
+    done = call("predict", story.model, story.test / "9")
+    head, *lines, last = done.out.splitlines()
+    found = answers(call("predict", story.model, story.test / "9", "--json"))
+    assert head.split() == ["answer", "confidence", "or", "image"]
+    assert len(lines) == len(found) == TEST
+    for line, answer in zip(lines, found, strict=True):
+        assert line.split()[0] == (answer["label"] or "unknown")
+        assert line.endswith(answer["path"])  # never cut where the output is no terminal
+        assert ("unknown" not in line) or answer["unknown"]
+    assert last.startswith(f"{TEST} images, {sum(a['unknown'] for a in found)} unknown; ")
+
+
+def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path: Path) -> None:
+    good = sorted((story.test / "0").iterdir())[:2]
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    cut = good[0].read_bytes()
+    (tmp_path / "cut.png").write_bytes(cut[: len(cut) // 2])
+    listed = [good[0], tmp_path / "broken.png", "", tmp_path / "missing.png", tmp_path / "cut.png", good[1]]
+    done = call("predict", story.model, "-", "--json", stdin="\n".join(map(str, listed)).encode())
+    assert done.code == 1
+    assert [a["path"] for a in answers(done)] == [str(good[0]), str(good[1])]
+    lines = done.err.splitlines()
+    assert len(lines) == 3
+    assert [Path(line.split(": ")[1]).name for line in lines] == ["broken.png", "missing.png", "cut.png"]
+    assert lines[1].endswith("does not exist")
+    assert call("predict", story.model, good[0], "--json").code == 0
+
+
+def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> None:
+    done = call("evaluate", story.model, story.test, "--out", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    found = answers(call("predict", story.model, story.test, "--json"))
+    for digit in range(10):
+        own = [a for a in found if Path(a["path"]).parent.name == str(digit)]
+        right = f"{100 * np.mean([a['label'] == str(digit) for a in own]):.1f} %" if digit < 5 else "never taught"
+        assert f"{digit} {TEST} {right} {100 * np.mean([a['unknown'] for a in own]):.1f} %" in done.words
+    confidence = np.mean([a["confidence"] for a in found if int(Path(a["path"]).parent.name) < 5])
+    assert f"Confidence: {100 * confidence:.1f} % on average" in done.words
+    assert "AUC" in done.words
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "model on test" in page and "Confusion matrix" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_info_and_history_tell_what_there_is(story: Story) -> None:
+    info = json.loads(call("info", story.model, "--json").out)
+    assert [each["name"] for each in info["classes"]] == ["0", "1", "2", "3", "4"]
+    assert [each["task"] for each in info["classes"]] == [1, 1, 1, 2, 2]
+    assert all(each["images"] == 32 and each["held_back"] == 8 for each in info["classes"])
+    assert [point["classes"] for point in info["curve"]] == [3, 5]
+    assert [version["number"] for version in info["versions"]] == [1, 2]
+    assert info["bytes"]["version"] <= info["bytes"]["all_versions"]
+    assert info["tasks_left"] is None or info["tasks_left"] >= 0
+    text = call("info", story.model).words
+    assert "vit_mini_patch4_32 at 32 px; 2 tasks, 5 classes" in text and "Capacity taken:" in text
+    history = call("history", story.model).words
+    assert "learn '0', '1', '2'" in history and "2 (in use)" in history
+
+
+# ---- changes ------------------------------------------------------------------------------------------------------
+
+
+def test_undo_gives_back_the_answers_of_before(story: Story, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(story.all_ten, tmp_path / "model"))
+    done = call("undo", model)
+    assert done.code == 0 and "version 2 is in use" in done.out
+    question = [story.test / "3", "--json"]
+    assert call("predict", model, *question).out == call("predict", story.model, *question).out
+    assert call("undo", model).code == 0
+    assert call("undo", model).code == 2
+    assert [version.number for version in ModelFolder(model).versions()] == [1]
+
+
+def test_old_versions_go_when_there_are_too_many(copy: Path, tmp_path: Path) -> None:
+    for digit in (2, 3):
+        photos = write_digits(tmp_path / str(digit), [digit], 0, 10)
+        assert call("learn", copy, photos, "--keep", 2).code == 0
+    assert [version.number for version in ModelFolder(copy).versions()] == [2, 3]
+    assert sorted(p.name for p in (copy / "versions").iterdir()) == ["2", "3"]
+
+
+def test_rename(copy: Path, tmp_path: Path) -> None:
+    assert call("rename", copy, "1", "one").code == 0
+    assert Classifier.open(copy).classes == ["0", "one"]
+    for old, new in (("2", "x"), ("one", "0"), ("one", "unknown"), ("one", " ")):
+        before = tree(copy)
+        assert call("rename", copy, old, new).code == 2
+        assert tree(copy) == before
+
+
+def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 20)
+    assert call("learn", copy, photos).code == 0
+    before = tree(copy)
+    refused = call("forget", copy, "1")
+    assert refused.code == 2 and "--yes" in refused.err and tree(copy) == before
+    assert call("forget", copy, "7", "--yes").code == 2
+    asked = write_digits(tmp_path / "asked", [0, 2], 100, 110)
+    said = answers(call("predict", copy, asked, "--json"))
+    done = call("forget", copy, "1", "--yes")
+    assert done.code == 0 and "2 older versions removed, because they held it" in done.out
+    assert [p.name for p in (copy / "versions").iterdir()] == ["3"]
+    now = answers(call("predict", copy, asked, "--json"))
+    assert all(choice["label"] != "1" for answer in now for choice in answer["top"])
+    for one, other in zip(said, now, strict=True):
+        if one["top"][0]["label"] != "1":
+            assert one["top"][0]["label"] == other["top"][0]["label"]
+    assert call("learn", copy, write_digits(tmp_path / "again", [1], 0, 20)).code == 0  # its name is free again
+
+
+def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_digits(tmp_path / "photos", [0, 8], 0, 40)
+    write_digits(tmp_path / "photos", [3], 0, 10)
+    assert call("learn", model, tmp_path / "photos", *NEW).code == 0
+    refused = call("learn", model, tmp_path / "photos")
+    assert refused.code == 2 and "--more" in refused.err
+    test = write_digits(tmp_path / "test", [3], 100, 150)
+
+    def right() -> float:
+        return float(np.mean([a["top"][0]["label"] == "3" for a in answers(call("predict", model, test, "--json"))]))
+
+    before = right()
+    write_digits(tmp_path / "photos", [3], 10, 60)
+    write_digits(tmp_path / "photos", [5], 0, 20)  # new
+    done = call("learn", model, tmp_path / "photos", "--more")
+    assert done.code == 0, done.err
+    print(f"accuracy on 3: {before:.0%} with 10 images, {right():.0%} with 60")
+    assert right() >= before
+    assert [(v.number, v.action, v.what) for v in ModelFolder(model).versions()[1:]] == [
+        (2, "add", "'3'"),
+        (3, "learn", "'5'"),
+    ]
+    again = call("learn", model, tmp_path / "photos", "--more")
+    assert again.code == 2 and "every image was seen before" in again.err
+    write_digits(tmp_path / "photos", [6], 0, 20)
+    assert call("learn", model, tmp_path / "photos", "--more").code == 0  # nothing more of the others is no error
+    assert Classifier.open(model).classes == ["0", "3", "8", "5", "6"]
+
+
+def test_known_classes_beside_new_ones_are_left_alone(copy: Path, tmp_path: Path) -> None:
+    done = call("learn", copy, write_digits(tmp_path / "photos", [1, 2], 20, 40))
+    assert done.code == 0
+    assert "left alone, since it knows them: '1'" in done.err
+    assert ModelFolder(copy).versions()[-1].what == "'2'"
+
+
+def test_training_on_everything_promises_nothing(tmp_path: Path) -> None:
+    done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), "--all", *TINY)
+    assert done.code == 0
+    assert "0 20 0 -" in done.words
+    assert 'No image is called "unknown": no images were held back.' in done.words
+
+
+def test_too_few_images_for_the_promise_say_what_is_possible(tmp_path: Path) -> None:
+    done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), *TINY)
+    assert "with 8 held-back images at least 11.1 %" in done.words
+    assert "Possible: --accept 0.88" in done.words
+    asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json", "--accept", 0.88)
+    assert all(answer["threshold"] is not None for answer in answers(asked))
+    asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json")
+    assert all(answer["threshold"] is None and not answer["unknown"] for answer in answers(asked))
+    assert "No image is called" in asked.err
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backbone", "auto"], "--backbone belongs to a new model"),
+        (["--method", "more", "--seed", "1", "--set", "lr=1"], "--method, --seed, --set belong to a new model"),
+        (["--minutes", "0"], "--minutes must be more than 0"),
+        (["--minutes", "nan"], "--minutes must be more than 0"),
+    ],
+)
+def test_options_that_cannot_be_used(copy: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 5)
+    before = tree(copy)
+    done = call("learn", copy, photos, *arguments)
+    assert done.code == 2 and message in done.words
+    assert tree(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "mroe"], "did you mean 'more'?"),
+        (["--set", "projektion=3"], "unknown setting 'projektion'"),
+        (["--set", "epochs=3"], "epochs is chosen from the number of images"),
+        (["--more"], "--more is for classes that a model knows"),
+        (["--backbone", "no_such_vit"], "no_such_vit"),
+    ],
+)
+def test_a_new_model_is_not_made_from_bad_options(tmp_path: Path, arguments: list[str], message: str) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 1], 0, 5)
+    done = call("learn", tmp_path / "model", photos, *arguments)
+    assert done.code == 2 and message in done.words
+    assert not (tmp_path / "model").exists()
+
+
+def rubbish(folder: Path) -> Iterator[tuple[Path, str]]:
+    (folder / "empty").mkdir(parents=True)
+    yield folder / "empty", "has no class folders"
+    (folder / "file").write_text("x")
+    yield folder / "file", "there is no folder"
+    yield folder / "missing", "there is no folder"
+    (folder / "no-images" / "a").mkdir(parents=True)
+    (folder / "no-images" / "a" / "x.txt").write_text("x")
+    yield folder / "no-images", "has no images"
+    (folder / "broken" / "a").mkdir(parents=True)
+    (folder / "broken" / "a" / "x.png").write_bytes(b"\x89PNG\r\n")
+    yield folder / "broken", "could not be read"
+    write_digits(folder / "named", [2], 0, 5)
+    (folder / "named" / "2").rename(folder / "named" / "Unknown")
+    yield folder / "named", "cannot name a class"
+    write_digits(folder / "flat" / "x", [2], 0, 5)
+    yield folder / "flat" / "x" / "2", "has no class folders"
+
+
+def test_rubbish_folders_change_nothing(copy: Path, tmp_path: Path) -> None:
+    before = tree(copy)
+    for number, (folder, message) in enumerate(rubbish(tmp_path / "rubbish")):
+        for model in (copy, tmp_path / f"new-{number}"):
+            options = [] if model == copy else TINY
+            done = call("learn", model, folder, *options)
+            assert (done.code, message in done.words) == (2, True), (folder, done)
+            assert "Traceback" not in done.err
+        assert not (tmp_path / f"new-{number}").exists()
+    assert tree(copy) == before
+
+
+def test_some_unreadable_images_are_named_and_counted(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 10)
+    for number in range(7):
+        (photos / "2" / f"bad-{number}.png").write_bytes(b"bad")
+    done = call("learn", copy, photos)
+    assert done.code == 0
+    lines = [line for line in done.err.splitlines() if line.startswith("not readable")]
+    assert len(lines) == 6 and lines[-1] == "not readable: 2 more images"
+
+
+@pytest.mark.parametrize("command", ["info", "history", "undo", "predict", "evaluate", "rename", "forget", "export"])
+def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"")
+    rest = {"predict": ["x.png"], "evaluate": ["."], "rename": ["a", "b"], "forget": ["a", "--yes"]}
+    for path, message in ((tmp_path / "none", "there is no model"), (tmp_path, "holds no model")):
+        done = call(command, path, *rest.get(command, []), *(["out.onnx"] if command == "export" else []))
+        assert done.code == 2 and message in done.words, done
+        assert not (tmp_path / "none").exists()
+
+
+def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path) -> None:
+    assert "there is no file or folder" in call("predict", tiny, tmp_path / "missing.png").words
+    assert "has no images" in call("predict", tiny, tmp_path).words
+    assert "--json or --csv" in call("predict", tiny, tmp_path, "--json", "--csv").words
+    assert "--accept must lie between" in call("predict", tiny, tmp_path, "--accept", 95).words
+    assert call("evaluate", tiny, tmp_path, "--out", tmp_path).code == 2
+
+
+def test_a_damaged_model_is_an_error_message(copy: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    for file in sorted(p for p in copy.rglob("*") if p.is_file() and p.name != ".lock"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        done = call("predict", copy, tmp_path / "x.png")
+        assert done.code == 2 and "Traceback" not in done.err, file
+        file.write_bytes(whole)
+    assert call("predict", copy, tmp_path / "x.png").code == 0
+
+
+def test_two_cannot_change_a_model_at_once(copy: Path, tmp_path: Path) -> None:
+    with ModelFolder(copy).changing():
+        done = call("learn", copy, write_digits(tmp_path / "photos", [2], 0, 5))
+        assert done.code == 2 and "another process is at work" in done.words
+        assert call("predict", copy, tmp_path / "photos").code == 0  # reading goes on
+
+
+# ---- interruptions ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_changes_nothing(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from morecl.cli.own.learn import LessonDisplay
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = tree(copy)
+    monkeypatch.setattr(LessonDisplay, "epoch", interrupt)
+    photos = write_digits(tmp_path / "photos", [2, 3], 0, 10)
+    for model, options in ((copy, []), (tmp_path / "new", TINY)):
+        done = call("learn", model, photos, *options)
+        assert done.code == 130 and "nothing has changed" in done.err
+    assert tree(copy) == before
+    assert not (tmp_path / "new").exists()
+
+
+def start_learning(model: Path, photos: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    code = f"from morecl.classifier import plan; plan.MOST_EPOCHS = {EPOCHS}; from morecl.cli import main; main()"
+    command = [sys.executable, "-c", code, "learn", str(model), str(photos)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_kill_leaves_the_old_model_or_the_new_one(tiny: Path, tmp_path: Path) -> None:
+    """At random moments of the lesson, and while the new version is being written."""
+    photos = write_digits(tmp_path / "photos", [2, 3], 0, 20)
+    asked = write_digits(tmp_path / "asked", [0, 1, 2, 3], 100, 105)
+    question = [asked, "--json"]
+    whole = Path(shutil.copytree(tiny, tmp_path / "whole"))
+    old = call("predict", whole, *question).out
+    started = time.monotonic()
+    assert start_learning(whole, photos).wait(timeout=300) == 0
+    seconds = time.monotonic() - started
+    new = [answer["label"] for answer in answers(call("predict", whole, *question))]
+    draw = random.Random(5)
+    for attempt in range(4):
+        model = Path(shutil.copytree(tiny, tmp_path / f"killed-{attempt}"))
+        process = start_learning(model, photos)
+        deadline = time.monotonic() + 20 * seconds
+        if attempt < 2:
+            time.sleep(draw.uniform(0.5, 1) * seconds)
+        else:  # as soon as something is written
+            while process.poll() is None and len(list((model / "versions").iterdir())) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            time.sleep(0.02 * (attempt - 2))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = call("predict", model, *question)
+        assert done.code == 0, done.err
+        if len(ModelFolder(model).versions()) == 1:
+            assert done.out == old
+        else:
+            assert [answer["label"] for answer in answers(done)] == new
+        assert call("learn", model, photos).code in (0, 2)  # 2: it knows them
+        assert Classifier.open(model).classes == ["0", "1", "2", "3"]

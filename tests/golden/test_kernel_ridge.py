@@ -1,0 +1,158 @@
+"""The kernel classifier against plain float64 computations in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sklearn.kernel_ridge import KernelRidge as Reference
+
+from morecl import kernel_ridge
+from morecl.kernel_ridge import STRENGTHS, KernelRidge, gaussian_kernel
+from morecl.random import generator
+
+
+def images(count: int, classes: int, dim: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = generator(seed, "images")
+    columns = torch.arange(count) % classes
+    centres = 2 * torch.randn(classes, dim, generator=draw)
+    features = centres[columns] + torch.randn(count, dim, generator=draw)
+    return features.half().float(), columns  # nothing is lost when they are kept
+
+
+def taught(parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int = 6, capacity: int = 1000) -> KernelRidge:
+    made = KernelRidge(dim, capacity, seed=0)
+    made.scale.fill_(1.0)  # so that kept features are the given ones
+    known = 0
+    for features, columns in parts:
+        made.grow(int(columns.max()) + 1 - known)
+        known = int(columns.max()) + 1
+        made.add(features, columns)
+        made.solve()
+    return made
+
+
+def in_tasks(
+    features: torch.Tensor, columns: torch.Tensor, sizes: list[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    bounds = np.cumsum([0, *sizes])
+    chosen = [(columns >= a) & (columns < b) for a, b in itertools.pairwise(bounds)]
+    return [(features[rows], columns[rows]) for rows in chosen]
+
+
+def strength(made: KernelRidge) -> float:
+    return STRENGTHS[int(made.place)]
+
+
+def test_kernel_is_the_formula() -> None:
+    a, b = images(7, 2)[0].double(), images(5, 2, seed=1)[0].double()
+    expected = np.exp(-((a.numpy()[:, None] - b.numpy()[None]) ** 2).sum(-1) / 6)
+    np.testing.assert_allclose(gaussian_kernel(a, b).numpy(), expected, rtol=1e-10)
+
+
+def test_outputs_are_those_of_scikit_learn() -> None:
+    z, y = images(90, 5)
+    made = taught([(z, y)])
+    other, _ = images(20, 5, seed=3)
+    reference = Reference(alpha=strength(made), kernel="rbf", gamma=1 / 6).fit(z.double(), np.eye(5)[y.numpy()])
+    np.testing.assert_allclose(made(other).numpy(), reference.predict(other.double()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[5], [1, 4], [2, 1, 2], [1, 1, 1, 1, 1]])
+def test_tasks_make_no_difference(sizes: list[int]) -> None:
+    z, y = images(60, 5)
+    parts = in_tasks(z, y, sizes)
+    made = taught(parts)
+    a, columns = torch.cat([part for part, _ in parts]).double().numpy(), torch.cat([part for _, part in parts])
+    kernel = np.exp(-((a[:, None] - a[None]) ** 2).sum(-1) / 6)
+    expected = np.linalg.solve(kernel + strength(made) * np.eye(60), np.eye(5)[columns.numpy()])
+    assert torch.equal(made.columns, columns)
+    np.testing.assert_allclose(made.dual.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_leaving_one_out_is_solving_without_it() -> None:
+    z, y = images(40, 4)
+    made = taught([(z, y)])
+    made.weights[:10] = 3.0
+    onehot = torch.nn.functional.one_hot(y, 4).double()
+    rows = torch.arange(40)
+    solved = made._solved(0.1, onehot, rows)
+    for i in (0, 5, 39):
+        rest = np.delete(np.arange(40), i)
+        kernel = gaussian_kernel(z[rest].double(), z[rest].double()).numpy()
+        dual = np.linalg.solve(kernel + np.diag(0.1 / made.weights[rest].numpy()), onehot[rest].numpy())
+        expected = gaussian_kernel(z[i : i + 1].double(), z[rest].double()).numpy() @ dual
+        np.testing.assert_allclose(solved.outputs[i : i + 1].numpy(), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_a_weight_counts_as_copies() -> None:
+    z, y = images(30, 3)
+    weighted, copied = taught([(z, y)]), taught([(torch.cat([z, z[:6], z[:6]]), torch.cat([y, y[:6], y[:6]]))])
+    weighted.weights[:6] = 3.0
+    onehot = torch.nn.functional.one_hot(weighted.columns, 3).double()
+    twice = torch.nn.functional.one_hot(copied.columns, 3).double()
+    rows = torch.arange(5)
+    weighted.dual = weighted._solved(0.1, onehot, rows).dual.float()
+    copied.dual = copied._solved(0.1, twice, rows).dual.float()
+    other, _ = images(10, 3, seed=5)
+    torch.testing.assert_close(weighted(other), copied(other), rtol=1e-4, atol=1e-5)
+
+
+def test_float32_of_many_images_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = images(200, 5)
+    exact = taught([(z, y)])
+    monkeypatch.setattr(kernel_ridge, "EXACT", 10)
+    single = taught([(z, y)])
+    other, _ = images(30, 5, seed=3)
+    assert strength(single) == strength(exact)
+    torch.testing.assert_close(single(other), exact(other), rtol=1e-2, atol=1e-3)
+    assert not torch.equal(single.dual, exact.dual)
+
+
+def test_capacity_keeps_an_equal_part_of_each_class_and_its_weight() -> None:
+    z, y = images(90, 3)
+    more, other = images(40, 4, seed=2)
+    made = taught([(z, y), (more[other == 3], other[other == 3])], capacity=40)
+    assert torch.bincount(made.columns).tolist() == [10, 10, 10, 10]
+    totals = torch.zeros(4).index_add(0, made.columns, made.weights)
+    torch.testing.assert_close(totals, torch.tensor([30.0, 30.0, 30.0, 10.0]))
+
+
+def test_state_comes_back_with_any_number_of_images() -> None:
+    z, y = images(25, 3)
+    made = taught([(z, y)])
+    again = KernelRidge(6, 1000, seed=0)
+    again.grow(3)
+    again.load_state_dict(made.state_dict())
+    other, _ = images(10, 3, seed=5)
+    assert torch.equal(again(other), made(other))
+    forged = {**made.state_dict(), "columns": made.columns + 3}
+    with pytest.raises(ValueError, match="classes that do not exist"):
+        again.load_state_dict(forged)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        again.load_state_dict({**made.state_dict(), "features": made.features[:, :5]})
+
+
+def test_dropping_a_class_leaves_the_outputs_of_others_as_they_are() -> None:
+    z, y = images(40, 4)
+    made = taught([(z, y)])
+    other, _ = images(10, 4, seed=5)
+    before = made(other)
+    made.drop(1)
+    assert torch.equal(made(other)[:, [0, 2, 3]], before[:, [0, 2, 3]])
+    assert (made(other)[:, 1] == 0).all()
+    made.solve(without=torch.tensor([False, True, False, False]))
+    torch.testing.assert_close(made(other)[:, [0, 2, 3]], before[:, [0, 2, 3]], rtol=1e-6, atol=1e-7)
+    assert made.log_probabilities(other, torch.tensor([False, True, False, False]))[:, 1].isneginf().all()
+
+
+@pytest.mark.parametrize("features", [torch.zeros(6, 6), torch.ones(1, 6), torch.full((3, 6), 60.0)])
+def test_features_without_variance(features: torch.Tensor) -> None:
+    made = KernelRidge(6, 1000, seed=0)
+    made.grow(2)
+    made.add(features, torch.arange(len(features)) % 2)
+    made.solve()
+    assert made.log_probabilities(features).isfinite().all()
+    assert made(features[:0]).shape == (0, 2)

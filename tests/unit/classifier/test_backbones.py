@@ -1,0 +1,64 @@
+"""The choice of a backbone for a new model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from morecl.catalogue import SHIPPED
+from morecl.classifier import Classifier, backbones
+from morecl.classifier.backbones import ON_CPU, choose_backbone
+from morecl.errors import InputError
+from morecl.nn.backbone import load_backbone
+
+
+def choose(spec: str = "auto") -> tuple[str, list[str]]:
+    said: list[str] = []
+    name, loaded = choose_backbone(spec, device="cpu", image_size=16, seed=0, say=said.append)
+    assert loaded.input.size == 16
+    return name, said
+
+
+def test_the_shipped_one_if_none_can_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(spec: str, **options: Any) -> Any:
+        if spec != SHIPPED:
+            raise InputError("its weights could not be fetched")
+        return load_backbone(spec, **options)
+
+    monkeypatch.setattr(backbones, "load_backbone", offline)
+    name, said = choose()
+    assert name == SHIPPED
+    assert f"{ON_CPU.name}; its weights are fetched once, {ON_CPU.megabytes} MB" in said[0]
+    assert "could not be fetched" in said[1] and "32 x 32 pixels" in said[1]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_small_strong_one_if_it_can_be_had(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(spec: str, **options: Any) -> Any:
+        return load_backbone(spec.split(".")[0], pretrained=False, **options)
+
+    monkeypatch.setattr(backbones, "load_backbone", fetched)
+    monkeypatch.setattr(backbones, "is_cached", lambda name: cached)
+    name, said = choose()
+    assert name == ON_CPU.name and len(said) == 1
+    assert ("from the local cache" in said[0]) == cached
+
+
+def test_what_is_named_is_taken() -> None:
+    assert choose(SHIPPED) == (SHIPPED, [])
+    with pytest.raises(InputError, match="unknown backbone"):
+        choose("vit_minni_patch4_32")
+
+
+def test_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert not backbones.is_cached(ON_CPU.name)
+
+
+def test_a_typo_is_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(InputError, match="unknown setting 'epoch'"):
+        Classifier.create(epoch=3)
+    with pytest.raises(InputError, match="unknown method"):
+        Classifier.create(method="mroe")

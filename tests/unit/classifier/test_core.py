@@ -1,0 +1,258 @@
+"""A classifier on small made-up pictures: lessons, answers, what it keeps, and that failures change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tiny
+from morecl.classifier import Answer, Classifier
+from morecl.errors import InputError
+from morecl.labels import Forgotten
+from morecl.progress import EpochDone
+
+KINDS = {"ant": 0, "bee": 1, "cat": 2, "dog": 3, "emu": 4}
+
+
+def photos(*names: str, count: int = 15, draw: int = 0) -> tuple[list[np.ndarray], list[str]]:
+    images = [image for name in names for image in tiny.pictures(KINDS[name], count, draw=draw)]
+    return images, [name for name in names for _ in range(count)]
+
+
+def classifier(method: str = "morerp") -> Classifier:
+    return Classifier(tiny.create(method, memory_size=20))
+
+
+def taught(*lessons: tuple[str, ...]) -> Classifier:
+    made = classifier()
+    for names in lessons:
+        made.learn(*photos(*names))
+    return made
+
+
+@pytest.fixture(scope="module")
+def known() -> Classifier:
+    return taught(("ant", "bee"), ("cat",))
+
+
+def snapshot(made: Classifier) -> dict[str, Any]:
+    own = {"images": list(made.images), "curve": [dict(p) for p in made.curve], "seen": made.seen.prints.tolist()}
+    held = {"held": made.held.images.copy(), "ood": made.measured.ood_scores.copy()}
+    return tiny.snapshot(made.learner) | {"own": own, "config": made.learner.config} | held
+
+
+def assert_unchanged(made: Classifier, before: dict[str, Any]) -> None:
+    now = snapshot(made)
+    tiny.assert_same(now, before)
+    assert now["own"] == before["own"] and now["config"] == before["config"]
+    assert np.array_equal(now["held"], before["held"]) and np.array_equal(now["ood"], before["ood"])
+
+
+def test_a_lesson_says_what_it_did() -> None:
+    made = classifier()
+    first = made.learn(*photos("ant", "bee"))
+    assert first.classes == {"ant": 12, "bee": 12} and first.held_back == 6 and first.epochs == 40
+    assert first.accuracy_others is None and first.unknown_before is None and first.promise.threshold is None
+    second = made.learn(*photos("cat", count=100))
+    assert second.classes == {"cat": 80} and second.held_back == 20
+    assert second.accuracy_others is not None and second.accuracy_others_before == first.accuracy
+    assert made.classes == ["ant", "bee", "cat"] and made.images == [12, 12, 80]
+    assert second.promise.threshold is not None and second.promise.images == 26
+    assert [point["action"] for point in made.curve] == ["learn", "learn"]
+    third = made.learn(*photos("dog"))
+    assert third.unknown_before is not None
+
+
+def test_held_back_images_are_never_trained_on() -> None:
+    made = classifier()
+    trained: list[np.ndarray] = []
+    learn = made.learner.learn_task
+    made.learner.learn_task = lambda x, *rest: (trained.append(x), learn(x, *rest))[1]  # type: ignore[method-assign]
+    made.learn(*photos("ant", "bee"))
+    kept = {image.tobytes() for image in made.held.images}
+    assert len(kept) == 6 and not kept & {image.tobytes() for image in trained[0]}
+
+
+def test_training_on_everything_promises_nothing() -> None:
+    made = classifier()
+    lesson = made.learn(*photos("ant", "bee"), hold_back=False)
+    assert lesson.held_back == 0 and lesson.accuracy is None and lesson.promise.share is None
+    assert not made.predict(photos("cat")[0])[0].unknown
+
+
+def test_answers(known: Classifier) -> None:
+    images, names = photos("ant", "cat", draw=1)
+    answers = known.predict(images)
+    assert np.mean([a.top[0].label == name for a, name in zip(answers, names, strict=True)]) > 0.8
+    for answer in answers:
+        assert (answer.label is None) == answer.unknown
+        assert sum(choice.confidence for choice in answer.top) == pytest.approx(1)
+        assert [c.confidence for c in answer.top] == sorted((c.confidence for c in answer.top), reverse=True)
+        assert answer.confidence == answer.top[0].confidence
+    assert {a.task for a in answers} <= {1, 2}
+    assert all(len(a.top) == 1 for a in known.predict(images[:3], top=1))
+
+
+def test_the_threshold_decides(known: Classifier) -> None:
+    images, _ = photos("emu", "ant", draw=1)
+    strict, loose = known.predict(images, accept=0.5), known.predict(images, accept=0.95)
+    assert strict[0].threshold is not None and loose[0].threshold is None  # nine held-back images
+    assert all(a.unknown == (a.ood_score > a.threshold) for a in strict)  # type: ignore[operator]
+    assert any(a.unknown for a in strict) and not any(a.unknown for a in loose)
+
+
+def test_a_broken_image_is_one_answer(known: Classifier, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
+    Image.fromarray(tiny.pictures(0, 1)[0]).save(good)
+    bad.write_bytes(b"no image")
+    answers = known.predict([good, bad, tmp_path / "missing.png", good])
+    assert [a.error is None for a in answers] == [True, False, False, True]
+    assert answers[1].label is None and "cannot be read" in str(answers[1].error)
+    assert "does not exist" in str(answers[2].error)
+    assert answers[0] == answers[3] and answers[0].path == str(good)
+    assert "error" not in answers[0].as_dict() and "error" in answers[1].as_dict()
+
+
+def test_any_number_of_images_in_batches(known: Classifier) -> None:
+    images, _ = photos("ant", "bee", count=25, draw=2)
+    one_by_one = [known.predict([image])[0] for image in images[:5]]
+    together = list(known.answers(iter(images)))
+    assert len(together) == 50
+    assert [a.top[0].label for a in together[:5]] == [a.top[0].label for a in one_by_one]
+    assert known.predict([]) == [] and list(known.answers(iter([]))) == []
+
+
+def test_duplicates_are_learned_once(known: Classifier) -> None:
+    made = classifier()
+    images, names = photos("ant", "bee")
+    lesson = made.learn(images + images[:4], names + names[:4])
+    assert lesson.duplicates == 4
+    with pytest.raises(InputError, match="every image was seen before"):
+        made.add(images[:3], names[:3])
+
+
+def test_more_images_of_known_classes() -> None:
+    made = taught(("ant", "bee"))
+    before = made.learner.features(tiny.pictures(0, 4, draw=9))
+    lesson = made.add(*photos("bee", draw=5))
+    assert lesson.action == "add" and lesson.classes == {"bee": 12} and made.images == [12, 24]
+    assert np.array_equal(made.learner.features(tiny.pictures(0, 4, draw=9)), before)
+    assert len(made.held) == 9
+
+
+@pytest.mark.parametrize("moment", ["epoch", "measure"])
+def test_a_lesson_that_fails_changes_nothing(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = taught(("ant", "bee"))
+    before = snapshot(made)
+
+    def stop(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    listener = stop if moment == "epoch" else (lambda event: None)
+    if moment == "measure":
+        monkeypatch.setattr(made, "_measure", stop)
+    for call in (
+        lambda: made.learn(*photos("cat"), listener=listener),
+        lambda: made.add(*photos("bee", draw=3), listener=listener),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        assert_unchanged(made, before)
+
+
+def test_rename_and_forget() -> None:
+    made = taught(("ant", "bee"), ("cat", "dog"))
+    images, _ = photos("ant", "bee", "dog", draw=1)
+    before = made.predict(images)
+    made.rename("dog", "wolf")
+    assert made.classes == ["ant", "bee", "cat", "wolf"]
+    with pytest.raises(InputError, match="there already is a class 'ant'"):
+        made.rename("wolf", "ant")
+    made.forget("cat")
+    assert made.classes == ["ant", "bee", "wolf"] and isinstance(made.learner.classes[2], Forgotten)
+    assert 2 not in made.held.columns and 2 not in made.seen.columns and 2 not in made.learner.memory.columns
+    after = made.predict(images)
+    names = {"dog": "wolf"}
+    for a, b in zip(before, after, strict=True):
+        if a.top[0].label != "cat":
+            assert names.get(a.top[0].label, a.top[0].label) == b.top[0].label
+        assert all(choice.label != "cat" for choice in b.top)
+    made.learn(*photos("cat"))  # the very same pictures
+    assert made.classes == ["ant", "bee", "wolf", "cat"]
+    with pytest.raises(InputError, match="unknown class 'cow'"):
+        made.forget("cow")
+
+
+def test_the_last_class_stays() -> None:
+    made = taught(("ant",))
+    with pytest.raises(InputError, match="only class"):
+        made.forget("ant")
+    assert made.classes == ["ant"]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, "Unknown", 3, None])
+def test_names_that_cannot_be(name: Any) -> None:
+    made = classifier()
+    with pytest.raises(InputError, match="name"):
+        made.learn(photos("ant")[0], [name] * 15)
+    assert made.classes == []
+
+
+def test_what_cannot_be_learned(known: Classifier) -> None:
+    images, names = photos("dog")
+    for call, message in (
+        (lambda: known.learn(images, names[:-1]), "15 images but 14 labels"),
+        (lambda: known.learn([], []), "no images"),
+        (lambda: known.learn(*photos("ant", draw=8)), "already learned: 'ant'"),
+        (lambda: known.add(images, names), "not learned yet: 'dog'"),
+        (lambda: known.learn(images, names, minutes=0), "minutes must be more than 0"),
+        (lambda: classifier().predict(images), "nothing has been learned"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_a_budget_of_minutes() -> None:
+    made = classifier()
+    events: list[EpochDone] = []
+    lesson = made.learn(*photos("ant", "bee"), minutes=0.001, listener=events.append)
+    assert lesson.epochs == 1 and [e.epochs for e in events if not e.stage] == [1]
+    assert made.learner.task_sizes == [2] and made.images == [12, 12]
+
+
+def test_info(known: Classifier) -> None:
+    info = known.info()
+    assert [(c.name, c.task, c.images, c.held_back) for c in info.classes] == [
+        ("ant", 1, 12, 3),
+        ("bee", 1, 12, 3),
+        ("cat", 2, 12, 3),
+    ]
+    assert info.tasks == 2 and info.accuracy == known.accuracy()
+    assert sum(c.remembered for c in info.classes) == len(known.learner.memory)
+    assert len(info.capacity) == 2 * known.learner.network.depth and all(0 <= v <= 100 for v in info.capacity.values())
+    mean = np.mean(list(info.capacity.values()))
+    assert known.learner.capacity() == pytest.approx(mean)
+
+
+def test_nearest_remembered_pictures(known: Classifier) -> None:
+    memory = known.learner.memory
+    (found,) = known.nearest([memory.images[4]], count=3)
+    assert len(found) == 3 and found[0][2] == pytest.approx(1, abs=1e-5)
+    assert np.array_equal(found[0][1], memory.images[4])
+    assert len(known.remembered("ant", 2)) == 2
+
+
+def test_evaluation(known: Classifier) -> None:
+    images, names = photos("ant", "cat", "emu", draw=4)
+    result = known.evaluate(images, names, accept=0.5)
+    by_name = {c.name: c for c in result.classes}
+    assert by_name["emu"].known is False and by_name["ant"].images == 15
+    answers: list[Answer] = known.predict(images, accept=0.5)
+    assert by_name["emu"].unknown == sum(a.unknown for a in answers[30:])
+    assert result.accuracy == pytest.approx(
+        100 * np.mean([a.label == n for a, n in zip(answers[:30], names, strict=False)])
+    )

@@ -1,0 +1,53 @@
+"""Which images are held back and kept, and how duplicates are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from morecl.classifier import holding
+from morecl.classifier.holding import HeldBack, Seen, choose, fingerprints, first_seen
+from morecl.random import generator
+
+
+def test_a_fifth_of_each_class_is_held_back() -> None:
+    names = ["a"] * 20 + ["b"] * 4 + ["c"] * 5 + ["d"] * 2000
+    held = choose(names, seed=0, lesson=0)
+    assert held.tolist() == sorted(held.tolist())
+    counts = {name: sum(names[i] == name for i in held) for name in "abcd"}
+    assert counts == {"a": 4, "b": 0, "c": 1, "d": 100}
+    assert np.array_equal(held, choose(names, seed=0, lesson=0))
+    assert not np.array_equal(held, choose(names, seed=1, lesson=0))
+    assert not np.array_equal(held, choose(names, seed=0, lesson=1))
+
+
+def test_the_same_picture_is_found_again() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
+    images[3] = images[1]
+    prints = fingerprints(images)
+    assert prints[3] == prints[1] and len(set(prints.tolist())) == 5
+    assert first_seen(prints, prints[:1]).tolist() == [1, 2, 4, 5]
+    assert fingerprints(images[:, ::-1][:, ::-1])[0] == prints[0]
+    assert len(fingerprints(images[:0])) == 0
+
+
+def test_a_spent_budget_leaves_each_class_an_equal_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "BUDGET", 24 * 12)  # images of 2 x 2 pixels
+    images = np.arange(40, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 2, 2, 3), np.uint8)
+    held = HeldBack.none(2).with_more(images[:20], np.zeros(20, np.int64), generator(0))
+    assert len(held) == 20
+    held = held.with_more(images[20:], np.repeat([1, 2], [17, 3]), generator(0))
+    assert held.counts(4).tolist() == [8, 8, 3, 0]
+    assert all(image[0, 0, 0] // 20 == (column > 0) for image, column in zip(held.images, held.columns, strict=True))
+    assert held.without(1).counts(3).tolist() == [8, 0, 3]
+
+
+def test_a_class_keeps_a_few_whatever_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "BUDGET", 1)
+    held = HeldBack.none(2).with_more(np.zeros((30, 2, 2, 3), np.uint8), np.arange(30) % 3, generator(0))
+    assert held.counts(3).tolist() == [5, 5, 5]
+
+
+def test_pictures_of_a_class_can_be_taken_in_again_once_it_is_forgotten() -> None:
+    seen = Seen.nothing().with_more(np.arange(4, dtype=np.uint64), np.array([0, 1, 0, 1]))
+    assert seen.without(1).prints.tolist() == [0, 2]

@@ -1,0 +1,165 @@
+"""A model's folder: versions, going back, damage, and that nothing is ever half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny
+from morecl.classifier import Classifier, ModelFolder
+from morecl.classifier.store import DETAILS, HELD, MODEL, VERSIONS
+from morecl.errors import InputError
+from morecl.files import sealed
+
+
+def classifier(*kinds: int) -> Classifier:
+    made = Classifier(tiny.create("morerp", memory_size=20))
+    for kind in kinds:
+        made.learn(list(tiny.pictures(kind, 12)), [f"k{kind}"] * 12)
+    return made
+
+
+@pytest.fixture(scope="module")
+def first() -> Classifier:
+    return classifier(0, 1)
+
+
+@pytest.fixture
+def model(first: Classifier, tmp_path: Path) -> ModelFolder:
+    folder = ModelFolder(tmp_path / "model")
+    with folder.changing():
+        folder.commit(first, "learn", "k0, k1")
+    return folder
+
+
+def test_a_model_comes_back_as_it_was(first: Classifier, model: ModelFolder) -> None:
+    again = Classifier.open(model.path)
+    x = list(tiny.pictures(0, 5, draw=3))
+    assert again.predict(x) == first.predict(x)
+    assert again.info() == first.info() and again.curve == first.curve
+    assert np.array_equal(again.held.images, first.held.images) and np.array_equal(again.seen.prints, first.seen.prints)
+    again.learn(list(tiny.pictures(5, 10)), ["k5"] * 10)
+    assert first.classes == ["k0", "k1"]
+
+
+def test_versions_and_undo(first: Classifier, model: ModelFolder) -> None:
+    grown = Classifier.open(model.path)
+    grown.learn(list(tiny.pictures(2, 12)), ["k2"] * 12)
+    assert grown.save(model.path, "learn", "k2") == 2
+    assert [(v.number, v.action, v.classes) for v in model.versions()] == [(1, "learn", 2), (2, "learn", 3)]
+    assert Classifier.open(model.path).classes == ["k0", "k1", "k2"]
+    assert Classifier.open(model.path, version=1).classes == ["k0", "k1"]
+    assert model.undo().number == 1
+    assert Classifier.open(model.path).classes == ["k0", "k1"]
+    assert [p.name for p in (model.path / VERSIONS).iterdir()] == ["1"]
+    with pytest.raises(InputError, match="no earlier version"):
+        model.undo()
+    with pytest.raises(InputError, match="has no version 2; it has 1"):
+        model.load(2)
+
+
+def test_old_versions_go(first: Classifier, model: ModelFolder) -> None:
+    for _ in range(3):
+        model.commit(first, "again", keep=2)
+    assert [v.number for v in model.versions()] == [3, 4]
+    model.commit(first, "forget", purge=True)
+    assert [v.number for v in model.versions()] == [5] and [p.name for p in (model.path / VERSIONS).iterdir()] == ["5"]
+
+
+def test_a_backbone_is_kept_once(first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("morecl.checkpoint.SHIPPED", "another")
+    model.commit(first, "a")
+    model.commit(first, "b")
+    one, two = (model.path / VERSIONS / n / "backbone.safetensors" for n in "23")
+    assert one.samefile(two)
+    model.undo()
+    assert one.is_file()
+
+
+def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFolder) -> None:
+    (model.path / VERSIONS / ".2.abc.tmp").mkdir()
+    (model.path / VERSIONS / "2").mkdir()
+    (model.path / VERSIONS / "2" / "state.safetensors").write_bytes(b"half")
+    (model.path / f".{MODEL}.xyz.tmp").write_text("half")
+    assert Classifier.open(model.path).classes == ["k0", "k1"]
+    assert model.commit(first, "learn") == 2
+    assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
+    assert sorted(p.name for p in model.path.iterdir()) == [".lock", MODEL, VERSIONS]
+
+
+@pytest.mark.parametrize("at", ["versions/2", MODEL])
+def test_a_crash_at_the_rename_leaves_the_old_model(
+    at: str, first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def crash(source: Path, target: Path) -> None:
+        if Path(target) == model.path / at:
+            raise OSError("power cut")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="power cut"):
+        model.commit(classifier(3), "learn")
+    monkeypatch.undo()
+    assert Classifier.open(model.path).classes == ["k0", "k1"]
+    assert model.commit(first, "learn") == 2
+
+
+def test_one_process_at_a_time(model: ModelFolder) -> None:
+    with model.changing(), pytest.raises(InputError, match="another process"), ModelFolder(model.path).changing():
+        pass
+
+
+def test_other_content_is_refused(tmp_path: Path, first: Classifier) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for call in (lambda: ModelFolder(tmp_path).exists(), lambda: first.save(tmp_path)):
+        with pytest.raises(InputError, match="holds no model"):
+            call()
+    with pytest.raises(InputError, match="is a file"):
+        ModelFolder(tmp_path / "notes.txt").exists()
+    first.learner.save(tmp_path / "learner")
+    with pytest.raises(InputError, match=r"learner saved by `learner.save`"):
+        Classifier.open(tmp_path / "learner")
+    assert not ModelFolder(tmp_path / "new").exists()
+    with pytest.raises(InputError, match="there is no model in"):
+        Classifier.open(tmp_path / "new")
+    with pytest.raises(InputError, match="nothing has been learned"):
+        classifier().save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [MODEL, f"{VERSIONS}/1/{DETAILS}", f"{VERSIONS}/1/{HELD}", f"{VERSIONS}/1/learner.json"]
+)
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "gone"])
+def test_damage_is_noticed(name: str, harm: str, model: ModelFolder) -> None:
+    file = model.path / name
+    content = bytearray(file.read_bytes())
+    if harm == "gone":
+        file.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes({"flip": content, "cut": content[: len(content) // 3], "empty": b""}[harm])
+    with pytest.raises(InputError):
+        Classifier.open(model.path)
+
+
+FORGED = {
+    "number": lambda value: value["versions"][0].update(number="../../etc"),
+    "no versions": lambda value: value.update(versions=[]),
+    "type": lambda value: value.update(versions=3),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_history_is_refused(case: str, model: ModelFolder) -> None:
+    value = json.loads((model.path / MODEL).read_text())
+    FORGED[case](value)
+    (model.path / MODEL).write_text(json.dumps(sealed(value)))
+    with pytest.raises(InputError, match="is damaged"):
+        Classifier.open(model.path)
