@@ -97,9 +97,11 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")["result"]
         self.call("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=found["objectId"])
 
-    def press(self, key: str, code: int) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    def press_enter(self) -> None:
+        for kind, text in (("keyDown", "\r"), ("keyUp", "")):
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text=text, windowsVirtualKeyCode=13
+            )
 
     def write(self, text: str) -> None:
         self.call("Input.insertText", text=text)

@@ -146,15 +146,15 @@ def test_the_story_of_a_page(tmp_path: Path, files: Path) -> None:
 
         # teach by keyboard: the button of the unknown answer puts the image there and the cursor into the name
         browser.run("document.querySelector('.answer.unknown button').focus()")
-        browser.press("Enter", 13)
+        browser.press_enter()
         assert browser.run("document.activeElement.ariaLabel") == "Name of the class"
         browser.write("green frog")
         browser.choose(".group input[type=file]", new[1:])
         assert browser.run("document.querySelector('.chosen .count').textContent") == "30 images"
         browser.run("document.querySelector('#teach-form [type=submit]').focus()")
-        browser.press("Enter", 13)
-        browser.wait_for("document.querySelector('.job')")
-        browser.wait_for("document.querySelector('.job.done, .job.failed')", 120)
+        browser.press_enter()
+        browser.wait_for("document.querySelectorAll('.job').length")
+        browser.wait_for("document.querySelectorAll('.job.done, .job.failed').length", 120)
         assert "right on images held back" in browser.run("document.querySelector('.job.done').innerText")
         browser.wait_for("document.querySelectorAll('.class').length === 3")
         assert known(browser) == [*CLASSES, "green frog"]

@@ -107,6 +107,20 @@ def test_a_class_is_taught_known_and_undone(serve: Serve, tmp_path: Path, model:
     assert service.metrics.jobs.labels("done")._value.get() == 1
 
 
+def test_more_images_of_a_known_class_and_a_new_one_are_one_version(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    files = [*pictures(0, 10, draw=4), *pictures(NEW, 20)]
+    done = ended(client, teach(client, files, name=[CLASSES[0]] * 10 + ["green frog"] * 20, more="true"))
+    assert done["state"] == "done", done
+    assert [(one["action"], one["classes"]) for one in done["lessons"]] == [
+        ("add", {CLASSES[0]: 8}),
+        ("learn", {"green frog": 16}),
+    ]
+    classes = {one["name"]: one["images"] for one in client.get("/info").json()["classes"]}
+    assert classes == {CLASSES[0]: 48, CLASSES[1]: 40, "green frog": 16}
+    assert ModelFolder(model).versions()[-1].number == 3
+
+
 def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, model: Path) -> None:
     _, client = serve(SLOW)
     before = {file: file.read_bytes() for file in model.rglob("*") if file.is_file()}
