@@ -12,14 +12,14 @@ class Limits:
     file_bytes: int = 32 * 2**20
     request_bytes: int = 256 * 2**20
     bytes_in_flight: int = 768 * 2**20  # of all requests that are being read or answered
-    pixels: int = 64_000_000  # of one image, checked before it is decoded
+    pixels: int = 50_000_000  # of one image, checked before it is decoded
     predict_images: int = 64  # in one request
     teach_images: int = 1000  # in one request
     queued_images: int = 512  # that wait for an answer
     queued_jobs: int = 8  # lessons that wait
     kept_jobs: int = 50  # finished lessons that can still be asked about
     field_bytes: int = 1000  # one text field of a form; a name has at most 200 characters
-    decoders: int = 2  # images decoded at the same time
+    decoders: int = 2  # images decoded at the same time; each takes up to 12 bytes per pixel
     silence: float = 30.0  # seconds without a byte of a request that is not complete
 
 

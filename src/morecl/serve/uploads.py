@@ -44,7 +44,8 @@ def decode(data: bytes, side: int, pixels: int) -> ImageArray | str:
             width, height = image.size
             if width * height > pixels:
                 return f"too many pixels: {width} x {height}; at most {pixels / 1e6:g} million are accepted"
-            return to_side(as_array([ImageOps.exif_transpose(image)], side), side)[0]
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_side(as_array([image], side), side)[0]
     except MemoryError:
         return "too large to decode"
     except Image.DecompressionBombError:
