@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 
 from morecl import __version__
-from morecl.cli import bench, listing, report, run, suite
+from morecl.cli import bench, listing, report, run, serve, suite
 from morecl.cli.grouped import GroupedCommands
 from morecl.cli.own import evaluate, learn, model, predict
 from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
@@ -43,6 +43,7 @@ _own_images()(model.undo)
 _own_images()(model.rename)
 _own_images()(model.forget)
 _own_images()(model.export)
+_own_images()(serve.serve)
 
 _experiments = partial(app.command, rich_help_panel="Experiments")
 _experiments()(run.run)

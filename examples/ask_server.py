@@ -1,0 +1,84 @@
+"""Ask a running `morecl serve` about images, or teach it a class. Python's standard library is all it needs.
+
+    python examples/ask_server.py photo.jpg other.jpg
+    python examples/ask_server.py --teach "oak leaf" leaves/*.jpg
+
+The server's address: --server, default http://127.0.0.1:8000. Its token, if it has one: the variable MORECL_TOKEN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def call(address: str, fields: dict[str, str] | None = None, files: list[Path] | None = None) -> Any:
+    """GET, or POST if there are files. A refusal ends the program with the server's reason."""
+    headers, body = {}, None
+    if token := os.environ.get("MORECL_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    if files is not None:
+        body, headers["Content-Type"] = form(fields or {}, files)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=120) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{error.code}: {json.load(error)['error']}")
+    except OSError as error:
+        sys.exit(f"{address} cannot be reached: {error}")
+
+
+def form(fields: dict[str, str], files: list[Path]) -> tuple[bytes, str]:
+    """multipart/form-data, and the header that goes with it."""
+    boundary = uuid.uuid4().hex
+    parts = [f'name="{name}"\r\n\r\n{text}\r\n'.encode() for name, text in fields.items()]
+    parts += [b'name="files"; filename="%d"\r\n\r\n%b\r\n' % (i, file.read_bytes()) for i, file in enumerate(files)]
+    start = f"--{boundary}\r\nContent-Disposition: form-data; ".encode()
+    body = b"".join(start + part for part in parts) + f"--{boundary}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
+def ask(server: str, files: list[Path], at_once: int = 32) -> None:
+    for start in range(0, len(files), at_once):
+        chosen = files[start : start + at_once]
+        for file, answer in zip(chosen, call(f"{server}/predict", files=chosen)["answers"], strict=True):
+            if "error" in answer:
+                print(f"{file}: {answer['error']}")
+            elif answer["unknown"]:
+                print(f"{file}: unknown, nearest is {answer['top'][0]['label']}")
+            else:
+                print(f"{file}: {answer['label']}, {answer['confidence']:.0%} sure")
+
+
+def teach(server: str, name: str, files: list[Path]) -> None:
+    """Start a lesson and wait for its end. Images of a class that it knows are added to it."""
+    job = call(f"{server}/teach", {"name": name, "more": "true"}, files)
+    while job["state"] in ("queued", "running"):
+        print(f"{job['share']:4.0%} {job['step']}", flush=True)
+        time.sleep(1)
+        job = call(f"{server}/jobs/{job['id']}")
+    print(job["state"] if job["error"] is None else f"{job['state']}: {job['error']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--teach", metavar="NAME", help="teach the server this class instead of asking")
+    parser.add_argument("--server", default="http://127.0.0.1:8000")
+    given = parser.parse_args()
+    if given.teach:
+        teach(given.server, given.teach, given.files)
+    else:
+        ask(given.server, given.files)
+
+
+if __name__ == "__main__":
+    main()

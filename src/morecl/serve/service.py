@@ -1,0 +1,251 @@
+"""The model in use and everything that requests ask of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from morecl import __version__
+from morecl.classifier import Classifier, ModelFolder, Version
+from morecl.classifier.store import MODEL
+from morecl.errors import InputError
+from morecl.images import ImageArray
+from morecl.locking import LOCK, claimed
+from morecl.serve.batching import Batcher
+from morecl.serve.jobs import COMMAND, Jobs
+from morecl.serve.limits import Limits, RefusedError
+from morecl.serve.metrics import Metrics
+
+PREFIX = "morecl-serve-"
+THUMBNAIL = 96  # pixels
+SMALL = 64  # pixels up to which a thumbnail is kept exactly
+
+
+class Question(NamedTuple):
+    """What is asked about an image; images of equal questions are answered as one batch."""
+
+    top: int
+    accept: float
+    nearest: int
+
+
+@dataclass
+class Loaded:
+    """One version in memory."""
+
+    version: Version
+    versions: list[Version]
+    classifier: Classifier
+    signature: object  # of the file that named it
+    thumbnails: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+
+
+class Service:
+    """A model's folder, served. ``load`` must be called once before anything can be answered.
+
+    Args:
+        command: of the process that learns; tests use another one.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        device: str | None = None,
+        limits: Limits | None = None,
+        command: Sequence[str] = COMMAND,
+        wait: float = 0.005,
+    ):
+        self.limits = limits or Limits()
+        self.metrics = Metrics()
+        self.folder = ModelFolder(model)
+        self.problem: str | None = None  # why a newer version on disk is not in use
+        self._device = device
+        self._loaded: Loaded | None = None
+        self._loading = threading.Lock()
+        self._refused: object = None  # signature of a version that could not be loaded
+        self._resources = ExitStack()
+        uploads = self._resources.enter_context(_private_folder())
+        self.decoders = ThreadPoolExecutor(self.limits.decoders, thread_name_prefix="decoder")
+        self._resources.callback(self.decoders.shutdown)
+        self.batcher: Batcher[Question, dict[str, Any]] = Batcher(
+            self._answer, room=self.limits.queued_images, wait=wait
+        )
+        self._resources.callback(self.batcher.close)
+        self.jobs = Jobs(
+            self.folder.path.resolve(),
+            uploads,
+            refresh=self.refresh,
+            newest=self._signature,
+            ended=lambda state: self.metrics.jobs.labels(state).inc(),
+            device=device,
+            limits=self.limits,
+            command=command,
+        )
+        self._resources.callback(self.jobs.close)
+        self.metrics.waiting.set_function(lambda: self.batcher.waiting)
+        self.metrics.jobs_waiting.set_function(lambda: self.jobs.waiting)
+
+    def close(self) -> None:
+        """Stop lessons, answer what waits, remove all uploads."""
+        self._resources.close()
+
+    # ---- the version in use -----------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Load the newest version; it answers from then on."""
+        with self._loading:
+            if self._loaded is None:
+                self._use(self._read())
+
+    def refresh(self) -> None:
+        """Load the newest version if it is not the one in use, then switch to it in one step."""
+        with self._loading:
+            signature = self._signature()
+            if self._loaded is None or signature in (None, self._loaded.signature, self._refused):
+                return
+            try:
+                loaded = self._read()
+            except (InputError, OSError) as error:
+                self._refused, self.problem = signature, str(error)
+                raise
+            self._use(loaded)
+
+    @property
+    def current(self) -> Loaded:
+        """The version that answers."""
+        if self._loaded is None:
+            raise RefusedError(503, "the model is being loaded", retry_after=2)
+        return self._loaded
+
+    @property
+    def is_ready(self) -> bool:
+        return self._loaded is not None
+
+    def undo(self) -> Version:
+        """Go back to the version before, on disk and here."""
+        if not self.jobs.changing.acquire(blocking=False):
+            raise RefusedError(409, "a lesson is under way; cancel it or wait for its end")
+        try:
+            with self.folder.changing():
+                self.folder.undo()
+            self.refresh()
+        except InputError as error:
+            raise RefusedError(409, str(error)) from error
+        finally:
+            self.jobs.changing.release()
+        return self.current.version
+
+    def _signature(self) -> object:
+        """Differs after each change of the model: its file is replaced, never written to."""
+        with suppress(OSError):
+            found = (self.folder.path / MODEL).stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
+
+    def _read(self) -> Loaded:
+        signature = self._signature()
+        versions = self.folder.versions()
+        classifier = self.folder.load(versions[-1].number, device=self._device)
+        if pictures := classifier.remembered(classifier.classes[0], 1):
+            classifier.nearest(pictures, 1)  # computes the features of all pictures now, not at the first request
+        return Loaded(versions[-1], versions, classifier, signature)
+
+    def _use(self, loaded: Loaded) -> None:
+        self._loaded, self.problem = loaded, None
+        self.metrics.version.set(loaded.version.number)
+        self.metrics.classes.set(len(loaded.classifier.classes))
+
+    # ---- answers ----------------------------------------------------------------------------------------------
+
+    def _answer(self, images: Sequence[ImageArray], question: Question) -> list[dict[str, Any]]:
+        """One answer for each image, all from the same version.
+
+        Runs only in the batcher's thread: a learner can compute one thing at a time.
+        """
+        loaded = self.current
+        self.metrics.batches.observe(len(images))
+        found = loaded.classifier.predict(images, top=question.top, accept=question.accept)
+        answers = [{**answer.as_dict(), "version": loaded.version.number} for answer in found]
+        for answer in found:
+            self.metrics.images.labels("unknown" if answer.unknown else "known").inc()
+        if question.nearest:
+            pictures = self._nearest(loaded, images, question.nearest)
+            for value, near in zip(answers, pictures, strict=True):
+                value["nearest"] = near
+        return answers
+
+    @staticmethod
+    def _nearest(loaded: Loaded, images: Sequence[ImageArray], count: int) -> list[list[dict[str, Any]]]:
+        """Remembered pictures most like each image."""
+        return [
+            [{"label": label, "similarity": round(near, 4), "image": data_url(image)} for label, image, near in row]
+            for row in loaded.classifier.nearest(images, count)
+        ]
+
+    def info(self) -> dict[str, Any]:
+        loaded = self.current
+        return {
+            "model": self.folder.path.resolve().name,
+            "version": loaded.version.model_dump(),
+            "versions": [version.model_dump() for version in loaded.versions],
+            **asdict(loaded.classifier.info()),
+            "problem": self.problem,
+            "limits": asdict(self.limits),
+            "morecl": __version__,
+        }
+
+    def pictures(self, name: str, count: int) -> list[str]:
+        """Pictures of a class that the model keeps, as data URLs."""
+        loaded = self.current
+        key = name, count
+        if key not in loaded.thumbnails:
+            if name not in loaded.classifier.classes:
+                raise RefusedError(404, f"there is no class {name!r:.60}")
+            loaded.thumbnails[key] = [data_url(image) for image in loaded.classifier.remembered(name, count)]
+        return loaded.thumbnails[key]
+
+
+def data_url(image: ImageArray) -> str:
+    """A thumbnail of (H, W, 3) that a page can show without another request."""
+    picture = Image.fromarray(image)
+    target = io.BytesIO()
+    if max(picture.size) <= SMALL:
+        kind = "png"
+        picture.save(target, "PNG")
+    else:
+        kind = "jpeg"
+        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        picture.save(target, "JPEG", quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}"
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A temporary folder that only this user can read, removed at the end; those of killed servers are removed now."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        _remove_if_abandoned(old)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name, claimed(Path(name)):
+        yield Path(name)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove the folder of a server that is no more: nobody holds its lock. Others' folders are left alone."""
+    with suppress(OSError, InputError):
+        mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
+        if not mine or folder.is_symlink() or not (folder / LOCK).is_file():
+            return
+        with claimed(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,201 @@
+"""The served page in a real browser: ask, unknown, teach, the class appears, reload, undo; wide, narrow, dark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from browser import CHROMIUM, Browser
+from morecl.serve.app import create_app
+from morecl.serve.service import Service
+from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
+from tiny import np
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+
+FIT = """(() => {
+  const width = document.documentElement.clientWidth;
+  const cut = [...document.querySelectorAll("body *")].filter(element => {
+    if (!element.checkVisibility() || element.closest(".scroll, .skip, svg, pre")) return false;
+    return element.getBoundingClientRect().right > width + 1;
+  });
+  return {overflow: document.documentElement.scrollWidth - width, cut: cut.map(one => one.outerHTML.slice(0, 80))};
+})()"""
+# Contrast of each visible text with what is behind it, by the formula of WCAG 2; at least 4.5 for small text.
+CONTRAST = """(() => {
+  const light = colour => colour.slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const numbers = text => text.match(/[\\d.]+/g).map(Number);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = numbers(getComputedStyle(e).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility() || element.disabled || element.closest("svg, script, noscript")) continue;
+    const [a, b] = [light(numbers(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) poor.push(`${ratio.toFixed(2)} ${element.outerHTML.slice(0, 80)}`);
+  }
+  return poor;
+})()"""
+# Every control has a name that a screen reader can say, and every picture says what it is or that it is decoration.
+NAMELESS = """[...document.querySelectorAll("input, button, a, progress, img, svg")].filter(element => {
+  if (element.hidden || element.closest("[aria-hidden=true]") || element.ariaHidden === "true") return false;
+  if (element.tagName === "IMG") return !element.hasAttribute("alt");
+  const labels = [...element.labels ?? []].map(label => label.textContent).join("");
+  return !(element.ariaLabel || element.textContent + labels).trim();
+}).map(element => element.outerHTML.slice(0, 100))"""
+
+
+@contextmanager
+def served(model: Path, token: str | None = None) -> Iterator[str]:
+    """The address of a running server whose lessons are short."""
+    service = Service(model, device="cpu", command=program(QUICK))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(service, token=token), port=0, log_level="error", ws="none", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        service.load()
+        while not server.started:
+            pass
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images as files: one that is known, 30 of a new kind, one unlike anything."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "known.png").write_bytes(pictures(0, 1)[0])
+    for index, data in enumerate(pictures(NEW, 30)):
+        (folder / f"new-{index}.png").write_bytes(data)
+    (folder / "broken.png").write_bytes(b"no image")
+    noise = np.random.default_rng(1).integers(0, 256, (300, 400, 3)).astype("uint8")
+    (folder / "odd <b>name.png").write_bytes(png(noise))
+    return folder
+
+
+def ask(browser: Browser, *chosen: Path) -> list[dict[str, str]]:
+    """The answers on the page, after asking about these files."""
+    browser.run("document.getElementById('ask-clear').click()")
+    browser.choose("#ask-files", chosen)
+    browser.wait_for(f"document.querySelectorAll('.answer .file').length === {len(chosen)}")
+    return browser.run(  # type: ignore[no-any-return]
+        "[...document.querySelectorAll('.answer')].map(a => ({kind: a.className,"
+        " file: a.querySelector('.file').innerText, text: a.innerText,"
+        " label: (a.querySelector('.label, .mark') ?? {}).innerText,"
+        " bars: a.querySelectorAll('.bars dt').length, near: a.querySelectorAll('.near img').length}))"
+    )
+
+
+def known(browser: Browser) -> list[str]:
+    return browser.run("[...document.querySelectorAll('.class strong')].map(one => one.innerText)")  # type: ignore[no-any-return]
+
+
+def test_the_story_of_a_page(tmp_path: Path, files: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.getElementById('status').textContent === 'ready'")
+        assert known(browser) == list(CLASSES)
+        browser.run("document.getElementById('tasks').scrollIntoView()")  # pictures are loaded when they are seen
+        browser.wait_for("document.querySelectorAll('.class img').length === 16")
+
+        # ask: a known one, one that was never taught, one that is no image, a name that looks like HTML
+        new = sorted(files.glob("new-*.png"))
+        first, unknown, broken, odd = ask(
+            browser, files / "known.png", new[0], files / "broken.png", *files.glob("odd*")
+        )
+        assert first["label"] == CLASSES[0] and first["bars"] == 2 and first["near"] == 6 and "sure" in first["text"]
+        assert "unknown" in unknown["kind"] and unknown["label"] == "unknown" and unknown["bars"] == 2
+        assert "broken" in broken["kind"] and "not an image" in broken["text"]
+        assert odd["file"] == "odd <b>name.png"
+        assert "4 answers: " in browser.run("document.getElementById('ask-said').textContent")
+        width = browser.run("document.querySelector('.answer .fill').getBoundingClientRect().width")
+        track = browser.run("document.querySelector('.answer .track').getBoundingClientRect().width")
+        share = float(first["text"].split(" % sure")[0].split()[-1]) / 100
+        assert width / track == pytest.approx(share, abs=0.01)
+
+        # every size, light and dark: nothing is cut, everything can be read
+        for wide in (1400, 420):
+            browser.resize(wide)
+            for dark in (False, True):
+                browser.dark(dark)
+                fit = browser.run(FIT)
+                assert fit == {"overflow": 0, "cut": []}, (wide, dark)
+                assert browser.run(CONTRAST) == [], (wide, dark)
+        assert browser.run(NAMELESS) == []
+        browser.resize(1400)
+
+        # teach by keyboard: the button of the unknown answer puts the image there and the cursor into the name
+        browser.run("document.querySelector('.answer.unknown button').focus()")
+        browser.press_enter()
+        assert browser.run("document.activeElement.ariaLabel") == "Name of the class"
+        browser.write("green frog")
+        browser.choose(".group input[type=file]", new[1:])
+        assert browser.run("document.querySelector('.chosen .count').textContent") == "30 images"
+        browser.run("document.querySelector('#teach-form [type=submit]').focus()")
+        browser.press_enter()
+        browser.wait_for("document.querySelectorAll('.job').length")
+        browser.wait_for("document.querySelectorAll('.job.done, .job.failed').length", 120)
+        assert "right on images held back" in browser.run("document.querySelector('.job.done').innerText")
+        browser.wait_for("document.querySelectorAll('.class').length === 3")
+        assert known(browser) == [*CLASSES, "green frog"]
+        (answer,) = ask(browser, new[0])
+        assert "green frog" in answer["text"].splitlines() and answer["bars"] == 3
+
+        # reload: everything is still there
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 3")
+        assert browser.run("document.querySelectorAll('#versions tr').length") == 3
+        assert "green frog" in browser.wait_for("document.querySelector('.job.done')?.innerText")
+
+        # undo asks first
+        browser.run("document.getElementById('undo').click()")
+        assert "Version 3" in browser.run("document.getElementById('undo-text').textContent")
+        browser.run("document.querySelector('#undo-dialog [value=no]').click()")
+        assert browser.run("document.querySelectorAll('.class').length") == 3
+        browser.run("document.getElementById('undo').click()")
+        browser.run("document.querySelector('#undo-dialog [value=yes]').click()")
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+
+        browser.open(f"{address}docs")
+        browser.wait_for("document.querySelectorAll('.endpoint').length === 11")
+        assert all(url.startswith((address, "data:", "blob:")) for url in browser.requested)
+        # the two refusals that the story contains are logged by the browser itself
+        assert [text for text in browser.console if "status of 4" not in text] == []
+
+
+def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model, token="correct-horse") as address, Browser(tmp_path / "profile", 420) as browser:
+        browser.open(address)
+        browser.wait_for("document.getElementById('token-dialog').open")
+        for token in ("wrong-horse", "correct-horse"):
+            browser.wait_for("document.activeElement.id === 'token'")
+            browser.write(token)
+            browser.run("document.querySelector('#token-dialog [type=submit]').click()")
+            if token == "wrong-horse":
+                browser.wait_for("document.getElementById('token-wrong').textContent.includes('not the right one')")
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        browser.open(address)  # the tab still knows it
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        assert not browser.run("document.getElementById('token-dialog').open")

@@ -1,0 +1,79 @@
+"""A small model to serve, images as files, and lessons that take no time."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import tiny
+from morecl.classifier import Classifier, ModelFolder, plan
+
+CLASSES = ("red fox", "blue/jay")  # a name may hold anything that can be printed
+NEW = 5  # a kind of picture that the model was not taught
+EACH = 50
+
+# What teaches in these tests: the real thing with one epoch, and programs that only pretend.
+QUICK = (
+    "import sys; import morecl.classifier.plan as plan; plan.FEWEST_EPOCHS = plan.MOST_EPOCHS = 1; "
+    "from morecl.serve.teaching import main; sys.exit(main())"
+)
+SLOW = """
+import sys, time
+sys.stdin.readline()
+for epoch in range(1, 601):
+    print('{"step": "epoch %d", "share": %f, "left": 3}' % (epoch, epoch / 600), flush=True)
+    time.sleep(0.1)
+"""
+FAILS = 'import sys; sys.stdin.readline(); print(\'{"error": "no luck"}\')'
+DIES = "import os, signal, sys; sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def program(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def make_model(path: Path) -> None:
+    """A model with two versions: two classes in one task each."""
+    before = plan.FEWEST_EPOCHS, plan.MOST_EPOCHS
+    plan.FEWEST_EPOCHS = plan.MOST_EPOCHS = 1
+    try:
+        classifier = Classifier(tiny.create("morerp", eval_batch_size=64))
+        folder = ModelFolder(path)
+        with folder.changing():
+            for kind, name in enumerate(CLASSES):
+                classifier.learn(tiny.pictures(kind, EACH), [name] * EACH)
+                folder.commit(classifier, "learn", name)
+    finally:
+        plan.FEWEST_EPOCHS, plan.MOST_EPOCHS = before
+
+
+def png(image: np.ndarray[Any, Any], kind: str = "PNG") -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(image).save(target, kind)
+    return target.getvalue()
+
+
+def pictures(kind: int, count: int, draw: int = 9) -> list[bytes]:
+    """PNG files of one kind, none of which :func:`make_model` has used."""
+    return [png(image) for image in tiny.pictures(kind, count, draw=draw)]
+
+
+def parts(files: list[bytes], name: str = "x.png") -> list[tuple[str, tuple[str, bytes]]]:
+    """For ``client.post(..., files=...)``."""
+    return [("files", (name, data)) for data in files]
+
+
+def until(condition: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """The value of ``condition``, once it is true."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+    return value

@@ -1,0 +1,309 @@
+"""Lessons over HTTP: learned in another process, switched to in one step, cancelled, undone; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import tiny
+from morecl.classifier import ModelFolder
+from morecl.errors import InputError
+from morecl.serve import service as service_module
+from morecl.serve.app import create_app
+from morecl.serve.limits import Limits
+from morecl.serve.service import Service
+from serving import CLASSES, DIES, FAILS, NEW, QUICK, SLOW, parts, pictures, program, until
+
+Serve = Callable[..., tuple[Service, TestClient]]
+FORM = {"name": "green frog"}
+
+
+@pytest.fixture
+def serve(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts a service over a copy of the model with this program as its teacher."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(service_module.tempfile, "tempdir", str(tmp_path / "tmp"))
+    services = []
+
+    def start(teacher: str, **limits: Any) -> tuple[Service, TestClient]:
+        service = Service(model, device="cpu", command=program(teacher), limits=Limits(**limits))
+        services.append(service)
+        service.load()
+        return service, TestClient(create_app(service), base_url="http://localhost")
+
+    yield start
+    for service in services:
+        service.close()
+    assert list((tmp_path / "tmp").iterdir()) == []  # no upload outlives the server
+
+
+def teach(client: TestClient, files: list[bytes], **form: Any) -> dict[str, Any]:
+    response = client.post("/teach", data=form or FORM, files=parts(files))
+    assert response.status_code == 202, response.text
+    job: dict[str, Any] = response.json()
+    assert response.headers["location"] == f"/jobs/{job['id']}"
+    return job
+
+
+def state(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/jobs/{job['id']}").json()
+    return found
+
+
+def ended(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = until(lambda: (s := state(client, job))["state"] in ("done", "failed", "cancelled") and s)
+    return found
+
+
+def running(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = until(lambda: (s := state(client, job))["share"] > 0 and s)
+    return found
+
+
+def uploads(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "tmp").rglob("*.npy"))
+
+
+def test_a_class_is_taught_known_and_undone(serve: Serve, tmp_path: Path, model: Path) -> None:
+    service, client = serve(QUICK)
+    question = parts(pictures(NEW, 4, draw=3))
+    before = client.post("/predict", files=question).json()["answers"]
+    job = teach(client, [*pictures(NEW, 30), b"rubbish"])
+    assert job["state"] in ("queued", "running")
+    assert job["classes"] == {"green frog": 30} and "not an image" in job["unreadable"][0]
+    during = client.post("/predict", files=question).json()["answers"]
+    assert [a["version"] for a in during] == [2] * 4 or ended(client, job)  # the old version goes on
+    done = ended(client, job)
+    assert done["state"] == "done", done
+    assert (done["version"], done["share"], done["error"]) == (3, 1.0, None)
+    (lesson,) = done["lessons"]
+    assert lesson["classes"] == {"green frog": 24} and lesson["held_back"] == 6
+    assert uploads(tmp_path) == []
+    info = client.get("/info").json()
+    assert info["version"]["number"] == 3 and info["version"]["what"] == "green frog"
+    assert [one["name"] for one in info["classes"]] == [*CLASSES, "green frog"]
+    after = client.post("/predict", files=question).json()["answers"]
+    assert {a["version"] for a in after} == {3} and {a["top"][0]["label"] for a in after} == {"green frog"}
+    assert ModelFolder(model).load(device="cpu").classes == [*CLASSES, "green frog"]
+
+    assert client.post("/undo").json()["version"]["number"] == 2
+    assert [one["name"] for one in client.get("/info").json()["classes"]] == list(CLASSES)
+    again = client.post("/predict", files=question).json()["answers"]
+    assert [a["top"] for a in again] == [a["top"] for a in before]
+    assert len(ModelFolder(model).versions()) == 2
+    assert client.post("/undo").json()["version"]["number"] == 1
+    response = client.post("/undo")
+    assert response.status_code == 409 and "no earlier version" in response.json()["error"]
+    assert service.metrics.jobs.labels("done")._value.get() == 1
+
+
+def test_more_images_of_a_known_class_and_a_new_one_are_one_version(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    files = [*pictures(0, 10, draw=4), *pictures(NEW, 20)]
+    done = ended(client, teach(client, files, name=[CLASSES[0]] * 10 + ["green frog"] * 20, more="true"))
+    assert done["state"] == "done", done
+    assert [(one["action"], one["classes"]) for one in done["lessons"]] == [
+        ("add", {CLASSES[0]: 8}),
+        ("learn", {"green frog": 16}),
+    ]
+    classes = {one["name"]: one["images"] for one in client.get("/info").json()["classes"]}
+    assert classes == {CLASSES[0]: 48, CLASSES[1]: 40, "green frog": 16}
+    assert ModelFolder(model).versions()[-1].number == 3
+
+
+def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, model: Path) -> None:
+    _, client = serve(SLOW)
+    before = {file: file.read_bytes() for file in model.rglob("*") if file.is_file()}
+    job = teach(client, pictures(NEW, 3))
+    shown = running(client, job)
+    assert shown["state"] == "running" and shown["step"].startswith("epoch") and shown["seconds_left"] == 3
+    assert len(uploads(tmp_path)) == 1
+    assert uploads(tmp_path)[0].parent.stat().st_mode & 0o077 == 0  # private
+    response = client.post("/undo")
+    assert response.status_code == 409 and "lesson is under way" in response.json()["error"]
+    assert client.post(f"/jobs/{job['id']}/cancel").json()["cancelling"]
+    assert ended(client, job)["state"] == "cancelled"
+    assert uploads(tmp_path) == []
+    assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
+    response = client.post(f"/jobs/{job['id']}/cancel")
+    assert response.status_code == 409 and "ended already" in response.json()["error"]
+
+
+def test_lessons_wait_for_each_other_and_the_queue_is_bounded(serve: Serve, tmp_path: Path) -> None:
+    _, client = serve(SLOW, queued_jobs=2)
+    first = teach(client, pictures(NEW, 1))
+    running(client, first)
+    second, third = teach(client, pictures(NEW, 1)), teach(client, pictures(NEW, 1))
+    assert state(client, second)["state"] == state(client, third)["state"] == "queued"
+    response = client.post("/teach", data=FORM, files=parts(pictures(NEW, 1)))
+    assert response.status_code == 503 and response.headers["retry-after"]
+    assert [job["id"] for job in client.get("/jobs").json()["jobs"]] == [third["id"], second["id"], first["id"]]
+    assert client.post(f"/jobs/{second['id']}/cancel").json()["state"] == "cancelled"
+    assert len(uploads(tmp_path)) == 2
+    client.post(f"/jobs/{first['id']}/cancel")
+    assert running(client, third)["state"] == "running"
+    assert ended(client, first)["state"] == "cancelled"
+
+
+def test_events_tell_each_change_until_the_end(serve: Serve) -> None:
+    _, client = serve('print(\'{"step": "one", "share": 0.5}\')\n' + FAILS)
+    job = teach(client, pictures(NEW, 1))
+    response = client.get(f"/jobs/{job['id']}", headers={"accept": "text/event-stream"})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    assert [event["changes"] for event in events] == sorted({event["changes"] for event in events})
+    assert events[-1]["state"] == "failed"
+    assert client.get("/jobs/none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("teacher", "reason"), [(FAILS, "no luck"), (DIES, "was ended"), ("raise SystemExit(1)", "code 1"), ("?", "code 1")]
+)
+def test_a_lesson_that_fails_says_why_and_changes_nothing(serve: Serve, teacher: str, reason: str) -> None:
+    _, client = serve(teacher)
+    job = ended(client, teach(client, pictures(NEW, 1)))
+    assert job["state"] == "failed" and reason in job["error"]
+    assert client.get("/ready").json()["version"] == 2
+
+
+def test_a_lesson_that_was_saved_counts_even_if_it_was_killed_after_that(serve: Serve, model: Path) -> None:
+    """The process is cancelled between the commit and its last word."""
+    saves = f"""
+import sys, time
+sys.stdin.readline()
+from morecl.classifier import ModelFolder
+folder = ModelFolder({str(model)!r})
+with folder.changing():
+    folder.commit(folder.load(1, device="cpu"), "learn", "again")
+print('{{"step": "saved", "share": 0.9}}', flush=True)
+time.sleep(60)
+"""
+    _, client = serve(saves)
+    job = teach(client, pictures(NEW, 1))
+    running(client, job)
+    client.post(f"/jobs/{job['id']}/cancel")
+    assert ended(client, job)["state"] == "done"
+    assert client.get("/ready").json()["version"] == 3
+
+
+def test_a_change_made_elsewhere_is_noticed(serve: Serve, model: Path) -> None:
+    service, client = serve(SLOW)
+    folder = ModelFolder(model)
+    with folder.changing():
+        folder.undo()
+    until(lambda: client.get("/ready").json()["version"] == 1)
+    weights = next((model / "versions" / "1").glob("held*"))
+    with folder.changing():
+        folder.commit(folder.load(device="cpu"), "learn", "twice")
+        broken = next((model / "versions" / "2").glob("held*"))
+        broken.write_bytes(weights.read_bytes()[:-5])
+        os.utime(model / "model.json", ns=(1, 1))
+    until(lambda: client.get("/info").json()["problem"])
+    assert "damaged" in client.get("/info").json()["problem"]
+    assert client.get("/ready").json()["version"] == 1  # the last good one goes on
+    assert client.post("/predict", files=parts(pictures(0, 1))).status_code == 200
+    with pytest.raises(InputError):
+        service._refused = None
+        service.refresh()
+
+
+def test_bad_lessons_are_refused_at_once(serve: Serve, tmp_path: Path) -> None:
+    _, client = serve(SLOW)
+    good = pictures(NEW, 2)
+
+    def refused(status: int, files: list[bytes] = good, **form: Any) -> str:
+        response = client.post("/teach", data=form, files=parts(files))
+        assert response.status_code == status, response.text
+        return str(response.json()["error"])
+
+    assert "name of the class is missing" in refused(400)
+    assert "2 files but 3 names" in refused(400, name=["a", "b", "c"])
+    for name in ("", "  ", "unknown", "a\nb", "x" * 201, "\u202e"):
+        assert "cannot name a class" in refused(400, name=name)
+    assert "more=true" in refused(409, name=CLASSES[0])
+    assert "'more' must be true or false" in refused(400, name="a", more="perhaps")
+    assert "no image of 'b' can be read" in refused(422, [good[0], b"rubbish"], name=["a", "b"])
+    assert client.get("/jobs").json()["jobs"] == [] and uploads(tmp_path) == []
+
+
+def test_names_go_with_their_files(serve: Serve, tmp_path: Path) -> None:
+    echo = """
+import json, sys, numpy
+order = json.loads(sys.stdin.readline())
+means = numpy.load(order["images"]).mean((1, 2, 3)).round(3).tolist()
+print(json.dumps({"error": json.dumps([order["names"], means, order["more"]])}))
+"""
+    service, client = serve(echo)
+    images = [tiny.pictures(kind, 1, draw=9)[0] for kind in (0, 1, 2)]
+    side = service.current.classifier.side
+    assert images[0].shape == (side, side, 3)
+    files = [data for kind in (0, 1, 2) for data in pictures(kind, 1)]
+    job = ended(client, teach(client, files, name=[" Cafe\u0301 ", CLASSES[0], "b"], more="true"))
+    names, means, more = json.loads(job["error"])
+    assert names == ["Café", CLASSES[0], "b"] and more is True
+    assert means == pytest.approx([float(np.mean(image)) for image in images], abs=1e-3)
+
+
+def test_the_teacher_ends_with_the_server(model: Path, tmp_path: Path) -> None:
+    """kill -9 of a process that started a lesson: the lesson ends too, and removes its images."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    np.save(folder / "images.npy", tiny.pictures(NEW, 400, draw=1))
+    order = {"model": str(model), "images": str(folder / "images.npy"), "more": False, "device": "cpu"}
+    order["names"] = ["frog"] * 400
+    server = f"""
+import json, subprocess, sys
+command = [sys.executable, "-m", "morecl.serve.teaching"]
+teacher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+teacher.stdin.write(json.dumps({order!r}).encode() + b"\\n")
+teacher.stdin.flush()
+print(teacher.pid, flush=True)
+for line in teacher.stdout:
+    print(line.decode().strip(), flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", server],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    teacher = int(process.stdout.readline())
+    assert "loading" in process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    until(lambda: not folder.exists(), 30)
+    until(lambda: not is_alive(teacher), 30)
+    assert [version.number for version in ModelFolder(model).versions()] == [1, 2]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_folders_of_killed_servers_are_removed(serve: Serve, tmp_path: Path) -> None:
+    dead, strange = tmp_path / "tmp" / "morecl-serve-dead", tmp_path / "tmp" / "morecl-serve-not-ours"
+    (dead / "job").mkdir(parents=True)
+    (dead / ".lock").touch()
+    strange.mkdir()
+    first, _ = serve(SLOW)
+    folders = set((tmp_path / "tmp").iterdir())
+    assert dead not in folders and strange in folders and len(folders) == 2
+    second, _ = serve(SLOW)
+    assert len(set((tmp_path / "tmp").iterdir())) == 3  # that of a living server stays
+    first.close()
+    second.close()
+    strange.rmdir()
