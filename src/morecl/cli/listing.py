@@ -107,7 +107,7 @@ def _is_usable(name: str) -> bool:
     import torch
     from timm.models.vision_transformer import VisionTransformer
 
-    from morecl.nn.backbone import refusal
+    from morecl.nn.families import refusal
 
     with torch.device("meta"):
         vit = timm.create_model(name, num_classes=0, depth=1)

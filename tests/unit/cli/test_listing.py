@@ -44,7 +44,6 @@ def test_a_name_in_the_catalogue_is_that_of_its_class(name: str) -> None:
 
 
 REFUSED = {
-    "vit_base_patch16_siglip_224": "attention pooling",
     "vit_base_patch16_rpn_224": "pre-norm",
     "vit_small_patch16_18x2_224": "pre-norm",
     "deit_tiny_distilled_patch16_224": "VisionTransformerDistilled",
