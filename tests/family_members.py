@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from timm.models import build_model_with_cfg, register_model
+from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -49,6 +50,8 @@ MEMBERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
         {"attn_type": "rope", "global_pool": "map", "attn_pool_num_heads": 4, "use_pre_transformer_norm": True}
         | {"use_rot_pos_emb": True, "ref_feat_shape": (4, 4), "rope_grid_offset": 1.0},
     ),
+    "tiny_beit": (Beit, {"use_abs_pos_emb": False, "use_rel_pos_bias": True, "init_values": 0.5}),
+    "tiny_beit_token": (Beit, {"use_rel_pos_bias": True, "global_pool": "token", "qkv_bias": False}),
 }
 
 

@@ -176,7 +176,7 @@ def test_half_precision(name: str) -> None:
     assert float((features - expected).abs().max() / expected.abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("name", ["tiny_dinov3", "tiny_rope_mixed"])  # whose blocks take positions
+@pytest.mark.parametrize("name", ["tiny_dinov3", "tiny_rope_mixed", "tiny_beit"])  # positions in blocks
 def test_compiled_blocks_compute_the_same_in_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -10,12 +10,13 @@ from torch import nn
 
 from morecl.errors import InputError
 from morecl.nn.families.base import Family, ViT
+from morecl.nn.families.beit import Beit
 from morecl.nn.families.eva import Eva
 from morecl.nn.families.plain import Plain
 
 __all__ = ["FAMILIES", "Family", "ViT", "family_of", "refusal"]
 
-FAMILIES: tuple[Family, ...] = (Plain(), Eva())
+FAMILIES: tuple[Family, ...] = (Plain(), Eva(), Beit())
 _BY_CLASS = {family.network: family for family in FAMILIES}
 
 
