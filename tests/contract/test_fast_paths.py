@@ -162,7 +162,7 @@ def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monk
     monkeypatch.setattr(fused, "trunk", trunk)
     monkeypatch.setattr(network.fused, "supports_block", lambda block: True)
     monkeypatch.setattr(base, "resolve_compile", lambda name, device: True)
-    monkeypatch.setattr(network, "_compiled_block", lambda: network._run_block)
+    monkeypatch.setattr(network, "_compiled_block", lambda: network._call)
     whole = taught(method, compile="on")
     np.testing.assert_allclose(whole.scores(TEST), plain.scores(TEST), rtol=1e-4, atol=1e-5)
     assert (calls > 0) == (method not in WITHOUT_ADAPTERS)

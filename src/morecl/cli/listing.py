@@ -84,31 +84,31 @@ def _suites() -> list[Section]:
 
 
 def _backbones() -> list[Section]:
-    import timm
-    from timm.models import is_model_pretrained
+    from morecl.classifier.backbones import is_cached
+    from morecl.nn.available import Available, available
+    from morecl.nn.families import FAMILIES
 
-    known = [*timm.list_models(module="deit"), *timm.list_models(module="vision_transformer")]
-    usable = [name for name in known if name.startswith(("vit_", "deit")) and _is_usable(name)]
-    weights = {True: "weights from timm", False: "no weights in timm: NAME@FILE"}
-    rows = [
+    def about(model: Available) -> str:
+        if not model.has_weights:
+            weights = "no weights in timm: NAME@FILE"
+        elif is_cached(model.name):
+            weights = "weights in the local cache"
+        else:
+            weights = "weights from timm"
+        return f"{_in_words(model.parameters)} parameters, {model.image_size} px; {weights}"
+
+    own = [
         (SHIPPED, "2.7 M parameters, 32 px; comes with morecl (the default)"),
         ("NAME@FILE, FILE", "your own checkpoint, .safetensors or .pth"),
-        *((name, weights[is_model_pretrained(name)]) for name in usable),
     ]
-    return [Section("", rows)]
+    models = {family.title: available(family) for family in FAMILIES}
+    return [
+        Section("", own),
+        *(Section(title, [(model.name, about(model)) for model in found]) for title, found in models.items()),
+    ]
 
 
-def _is_usable(name: str) -> bool:
-    """Whether ``load_backbone`` accepts the model: a plain ViT with pre-norm blocks.
-
-    Builds one block on the meta device, which needs no memory.
-    """
-    import timm
-    import torch
-    from timm.models.vision_transformer import VisionTransformer
-
-    from morecl.nn.backbone import refusal
-
-    with torch.device("meta"):
-        vit = timm.create_model(name, num_classes=0, depth=1)
-    return type(vit) is VisionTransformer and refusal(vit) is None
+def _in_words(count: int) -> str:
+    """5717416 -> 5.7 M, 85798656 -> 86 M, 1136479232 -> 1.1 B."""
+    number, unit = (count / 1e9, "B") if count >= 999.5e6 else (count / 1e6, "M")
+    return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"

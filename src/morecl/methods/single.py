@@ -23,13 +23,13 @@ from collections.abc import Callable
 from typing import ClassVar, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
 from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters
+from morecl.nn.families import ViT
 from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
@@ -45,7 +45,7 @@ class TaskModel(nn.Module):
         self,
         adapters: Adapters,
         norms: Norms,
-        body: VisionTransformer | None,
+        body: ViT | None,
         dim: int,
         classes: int,
         init: torch.Generator,

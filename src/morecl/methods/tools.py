@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from morecl.config import SgdConfig
 from morecl.nn.adapter import AdapterWeights
+from morecl.nn.families import ViT
 from morecl.nn.network import AdaptedViT, Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
@@ -47,7 +47,7 @@ class TrainingTools:
         prefix: Tensor,
         norms: NormWeights | None = None,
         adapters: AdapterWeights | None = None,
-        body: VisionTransformer | None = None,
+        body: ViT | None = None,
     ) -> Tensor:
         """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
 
@@ -142,9 +142,9 @@ class TrainingTools:
     # ---- a backbone that is trained ---------------------------------------------------------------------------
 
     @property
-    def body(self) -> VisionTransformer | None:
+    def body(self) -> ViT | None:
         """The trained copy of the backbone that all tasks share, without its norms; ``None`` where there is none."""
-        return cast(VisionTransformer, self.model["backbone"]) if "backbone" in self.model else None
+        return cast(ViT, self.model["backbone"]) if "backbone" in self.model else None
 
     def _new_body(self) -> dict[str, nn.Module]:
         """What :meth:`_reset` puts into ``self.model`` for :attr:`body`: nothing if the backbone is frozen."""

@@ -2,7 +2,7 @@
 
 A backbone is named in one of three ways:
 
-- ``deit_small_patch16_224``: any of timm's ViTs, with timm's weights;
+- ``deit_small_patch16_224``: any of timm's ViTs that take adapters (:mod:`morecl.nn.families`), with timm's weights;
 - ``vit_mini_patch4_32``: the default, shipped with this package (2.7 M parameters, 32 px);
 - ``path/to/file.safetensors`` or ``.pth``: a local checkpoint. If timm knows the file's name, that is the architecture;
   otherwise it is derived from the shapes of the tensors. ``NAME@path/to/file`` names it explicitly.
@@ -28,14 +28,16 @@ import torch
 from huggingface_hub import constants as hub  # timm's way to weights
 from safetensors.torch import load_file
 from timm.data import resolve_data_config
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
+from morecl.nn.families import FAMILIES, ViT, family_of, refusal
 from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+CLASSIFIERS = ("head", "fc.")  # not used
 HEAD_DIM = 64  # every ViT published by timm and the paper's DeiT-S has heads of 64 dimensions
 
 
@@ -45,7 +47,7 @@ class Backbone:
 
     name: str
     architecture: str  # timm's name, or "" if it was derived from the weights
-    vit: VisionTransformer
+    vit: ViT
     input: InputSpec
     sha256: str  # of the weights in use
     state: Mapping[str, Tensor]  # the weights under timm's names, before anything is added to the network
@@ -69,11 +71,10 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         state = _read_shipped()
     source_sha256 = ""
     if pretrained and state is not None:
-        body = {key: value.float() for key, value in state.items() if not key.startswith(("head", "fc."))}
+        body = {key: value.float() for key, value in state.items() if not key.startswith(CLASSIFIERS)}
         source_sha256 = fingerprint(body)
-        _load_state(vit, body, str(path or SHIPPED))
-    if reason := refusal(vit):
-        raise InputError(f"backbone {name}: {reason}")
+        way_out = "" if _is_known(name) else f"If it is not a plain ViT, name its architecture: NAME@{path}"
+        _load_state(vit, body, str(path or SHIPPED), way_out)
     vit.requires_grad_(False).eval()
     weights = vit.state_dict(keep_vars=True)
     return Backbone(
@@ -85,15 +86,6 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         state=weights,
         source_sha256=source_sha256,
     )
-
-
-def refusal(vit: VisionTransformer) -> str | None:
-    """Why ``vit`` cannot take adapters; ``None`` if it can."""
-    if vit.attn_pool is not None:
-        return "attention pooling is not supported"
-    if any(not hasattr(block, branch) for block in vit.blocks for branch in ("ls1", "ls2", "norm1", "norm2")):
-        return "its blocks are not timm's pre-norm blocks, so it cannot take adapters"
-    return None
 
 
 def located(spec: str, directory: Path) -> str:
@@ -131,7 +123,8 @@ def _parse(spec: str) -> tuple[str, Path | None]:
     if path is not None:
         return name or path.name.split(".")[0], path
     if not _is_known(spec):
-        known = [SHIPPED, *(m for m in timm.list_models("*vit*") + timm.list_models("deit*"))]
+        modules = [module for family in FAMILIES for module in family.modules]
+        known = [SHIPPED, *(name for module in modules for name in timm.list_models(module=module))]
         near = str(unknown_name("backbone", spec, known)).split(" Known:")[0]
         raise InputError(f"{near} `morecl list backbones` shows the names; for a file, give its path.")
     return spec, None
@@ -141,9 +134,7 @@ def _is_known(name: str) -> bool:
     return name == SHIPPED or timm.is_model(name)
 
 
-def _build(
-    name: str, image_size: int | None, pretrained: bool, seed: int
-) -> tuple[VisionTransformer, dict[str, object]]:
+def _build(name: str, image_size: int | None, pretrained: bool, seed: int) -> tuple[ViT, dict[str, object]]:
     """The network ``name`` without a classifier, and timm's input configuration for it.
 
     ``pretrained`` has timm load its weights; those of the shipped backbone are loaded by the caller.
@@ -152,10 +143,11 @@ def _build(
         vit = _vit(image_size or 32, patch=4, dim=192, depth=6, seed=seed)
         return vit, {"crop_pct": 1.0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     size = {} if image_size is None else {"img_size": image_size}
-    with torch.device("meta"):
-        kind = type(timm.create_model(name, num_classes=0))
-    if kind is not VisionTransformer:
-        raise InputError(f"backbone {name} is a {kind.__name__}; morecl supports only timm's plain VisionTransformer")
+    with torch.device("meta"):  # needs no memory
+        plan = timm.create_model(name, num_classes=0)
+    if reason := refusal(plan):
+        raise InputError(f"backbone {name} {reason}")
+    _check_size(name, plan, image_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -171,6 +163,18 @@ def _build(
                 f"pass a file: --backbone {name}@path/to/weights.safetensors"
             ) from error
     return vit, dict(vit.pretrained_cfg)
+
+
+def _check_size(name: str, vit: ViT, image_size: int | None) -> None:
+    """Whether ``image_size`` can be cut into patches; what is left over at the edges is not seen."""
+    patch = max(vit.patch_embed.patch_size)
+    if image_size is None or (image_size >= patch and (vit.patch_embed.strict_img_size or image_size % patch == 0)):
+        return
+    whole = max(1, round(image_size / patch)) * patch
+    raise InputError(
+        f"backbone {name}: an image size of {image_size} cannot be cut into patches of {patch} pixels; "
+        f"{whole} can, as every multiple of {patch}"
+    )
 
 
 @contextlib.contextmanager
@@ -204,7 +208,7 @@ def _vit(size: int, *, patch: int, dim: int, depth: int, seed: int) -> VisionTra
 
 def _build_from_shapes(
     state: Mapping[str, Tensor], image_size: int | None, path: Path | None
-) -> tuple[VisionTransformer, dict[str, object]]:
+) -> tuple[ViT, dict[str, object]]:
     """A ViT with the checkpoint's width, depth, patch size and grid; ImageNet normalisation as in DeiT."""
     try:
         dim, _, patch, _ = state["patch_embed.proj.weight"].shape
@@ -250,10 +254,14 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
-def _load_state(vit: VisionTransformer, state: Mapping[str, Tensor], source: str) -> None:
-    """Load ``state`` with its position embedding resampled; name all tensors that are missing, unknown or misshapen."""
+def _load_state(vit: ViT, state: Mapping[str, Tensor], source: str, way_out: str = "") -> None:
+    """Load ``state`` with its positions resampled; name all tensors that are missing, unknown or misshapen."""
     want = vit.state_dict()
-    fitted = checkpoint_filter_fn(dict(state), vit) if "pos_embed" in state else state
+    try:
+        converted = family_of(vit).converted(dict(state), vit)
+    except (RuntimeError, ValueError, AssertionError, AttributeError, KeyError) as error:  # as timm meets odd shapes
+        raise InputError(f"the weights in {source} do not fit the network ({error}). {way_out}".strip()) from error
+    fitted = {key: value for key, value in converted.items() if not key.startswith(CLASSIFIERS)}
     missing = sorted(want.keys() - fitted.keys())
     extra = sorted(fitted.keys() - want.keys())
     wrong = [
@@ -267,11 +275,11 @@ def _load_state(vit: VisionTransformer, state: Mapping[str, Tensor], source: str
         if keys
     ]
     if problems:
-        raise InputError(f"the weights in {source} do not fit the network. {'; '.join(problems)}")
+        raise InputError(f"the weights in {source} do not fit the network. {'; '.join(problems)}. {way_out}".strip())
     vit.load_state_dict(fitted)
 
 
-def _input_spec(vit: VisionTransformer, cfg: dict[str, object]) -> InputSpec:
+def _input_spec(vit: ViT, cfg: dict[str, object]) -> InputSpec:
     size = vit.patch_embed.img_size[0]
     data = resolve_data_config(pretrained_cfg=cfg | {"input_size": (3, size, size)})
     resize = math.floor(size / data["crop_pct"])

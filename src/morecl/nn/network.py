@@ -1,4 +1,4 @@
-"""timm's ViT with an adapter after each branch of each block, run with the parameters of one task or of several."""
+"""timm's ViTs with an adapter after each branch of each block, run with the parameters of one task or of several."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from timm.layers import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from morecl.errors import InputError
 from morecl.nn import fused
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
+from morecl.nn.families import ViT, family_of
+from morecl.nn.families.base import BLOCK_NORMS, BRANCH_ENDS
 from morecl.nn.gelu import Gelu
 
 RECOMPILE_LIMIT = 64
@@ -66,10 +67,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 class AdaptedViT:
     """A ``vit`` with adapters in it: ``x + A1(attn(norm1(x)))``, then ``x + A2(mlp(norm2(x)))``.
 
-    timm's blocks are used with two changes: the adapters come after ``ls1`` and ``ls2``, which timm runs last in each
-    branch, and the norms use the weights they are given. A single block without weights serves as template for all: the
-    weights of the block, and the norms and adapters of the task, are passed on every call. So the network has no
-    current task, and compiling the one block compiles them all.
+    timm's blocks are used with two changes: the adapters take the place of ``drop_path1`` and ``drop_path2``, which
+    timm runs last in each branch and which do nothing here, and the norms use the weights they are given. A single
+    block without weights serves as template for all: the weights of the block, and the norms and adapters of the task,
+    are passed on every call. So the network has no current task, and compiling the one block compiles them all. What
+    differs between timm's kinds of ViT is in :mod:`morecl.nn.families`.
 
     ``vit`` itself never changes. If the backbone is trained (not ``frozen``), methods train copies of it
     (:meth:`new_body`), which are passed on every call like norms and adapters; :meth:`trunk` then takes images.
@@ -80,32 +82,32 @@ class AdaptedViT:
 
     def __init__(
         self,
-        vit: VisionTransformer,
+        vit: ViT,
         dtype: torch.dtype = torch.float32,
         *,
         frozen: bool = True,
         kernels: bool = False,
     ):
         self.vit = vit
+        self.family = family_of(vit)
         self.dtype = dtype
         self.frozen = frozen
         self.kernels = kernels
         self.dim: int = vit.embed_dim
         self.depth = len(vit.blocks)
-        self.last_norm = "fc_norm" if isinstance(vit.fc_norm, nn.LayerNorm) else "norm"
+        self.last_norm = self.family.last_norm(vit)
         self.block = _template(cast(nn.Module, vit.blocks[0]))
+        pooling = self.family.pooling(vit)
+        self.pooling = copy.deepcopy(pooling).to("meta").eval()
         attention = vit.blocks[-1].attn
         plain_attention = type(attention) is Attention and getattr(attention, "gate", None) is None
-        reads_class_token = self.last_norm == "norm" and vit.global_pool == "token"
-        self._last_block = ClassTokenBlock(self.block) if plain_attention and reads_class_token else None
-        states = [block.state_dict(keep_vars=True) for block in vit.blocks]
-        if any(_shapes(state) != _shapes(states[0]) for state in states):
-            raise InputError("the backbone's blocks differ in shape; adapters cannot be put into it")
-        self._frozen = [{key: value.detach() for key, value in _weights(block, dtype).items()} for block in vit.blocks]
-        norms = [getattr(block, name) for block in vit.blocks for name in ("norm1", "norm2")]
+        self._reads_class_token = self.last_norm == "norm" and pooling.kind == "token" and pooling.attention is None
+        self._last_block = ClassTokenBlock(self.block) if plain_attention and self._reads_class_token else None
+        self._frozen = [_detached(_block_weights(block, dtype)) for block in vit.blocks]
+        self._frozen_pooling = _detached(_weights(pooling, dtype))
+        self._frozen_inputs = [_detached(inputs) for inputs in self.family.block_inputs(vit)]
+        norms = [getattr(block, name) for block in vit.blocks for name in BLOCK_NORMS]
         norms.append(getattr(vit, self.last_norm))
-        if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
-            raise InputError("the backbone's norms are not LayerNorms; each task's own copy cannot be made")
         self._norms = Norms(torch.stack([n.weight for n in norms]), torch.stack([n.bias for n in norms]))
         self._fused = (
             kernels
@@ -125,11 +127,12 @@ class AdaptedViT:
         start = start or self._norms
         return Norms(start.weight, start.bias)
 
-    def new_body(self) -> VisionTransformer:
+    def new_body(self) -> ViT:
         """A trainable float32 copy of the backbone, without the norms that :meth:`new_norms` gives."""
         body = copy.deepcopy(self.vit)
         for block in body.blocks:
-            block.norm1, block.norm2 = nn.Identity(), nn.Identity()
+            for name in BLOCK_NORMS:
+                setattr(block, name, nn.Identity())
         setattr(body, self.last_norm, nn.Identity())
         return body.requires_grad_()
 
@@ -146,17 +149,17 @@ class AdaptedViT:
             return (vit.patch_embed.num_patches + vit.num_prefix_tokens) * self.dim * self.dtype.itemsize
         return 3 * math.prod(vit.patch_embed.img_size) * torch.float32.itemsize
 
-    def stem(self, images: Tensor, body: VisionTransformer | None = None) -> Tensor:
+    def stem(self, images: Tensor, body: ViT | None = None) -> Tensor:
         """All before the blocks: patches, class token, positions. (B, 3, S, S) -> (B, L, D)."""
         vit = self.vit if body is None else body
-        return cast(Tensor, vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))).to(self.dtype)
+        return self.family.stem(vit, images).to(self.dtype)
 
     def trunk(
         self,
         prefix: Tensor,
         norms: Norms | NormWeights | None = None,
         adapters: AdapterWeights | None = None,
-        body: VisionTransformer | None = None,
+        body: ViT | None = None,
         *,
         compiled: bool = False,
         plain: bool = False,
@@ -247,42 +250,45 @@ class AdaptedViT:
         prefix: Tensor,
         norms: NormWeights,
         adapters: AdapterWeights | None,
-        body: VisionTransformer | None,
+        body: ViT | None,
         compiled: bool,
         observe_last: Callable[[Tensor], object] | None,
     ) -> Tensor:
         weights, biases = (part.to(self.dtype).unbind(0) for part in norms)
         parts = [] if adapters is None else [part.to(self.dtype).unbind(0) for part in adapters]
-        run = _compiled_block() if compiled else _run_block
+        run = _compiled_block() if compiled else _call
         x = prefix if body is None else self.stem(prefix, body)
         if compiled and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # else the first block would be compiled separately from the others
-        blocks = self._frozen if body is None else [_weights(block, self.dtype) for block in body.blocks]
+        blocks, inputs, pooling = self._frozen, self._frozen_inputs, self._frozen_pooling
+        if body is not None:
+            blocks = [_block_weights(block, self.dtype) for block in body.blocks]
+            inputs = self.family.block_inputs(body)
+            pooling = _weights(self.family.pooling(body), self.dtype)
         for i, block in enumerate(blocks):
             state = dict(block)
-            for branch in (0, 1):
+            for branch, (norm, end) in enumerate(zip(BLOCK_NORMS, BRANCH_ENDS, strict=True)):
                 place = 2 * i + branch
-                state[f"norm{branch + 1}.weight"] = weights[place]
-                state[f"norm{branch + 1}.bias"] = biases[place]
+                state[f"{norm}.weight"] = weights[place]
+                state[f"{norm}.bias"] = biases[place]
                 for name, part in zip(AdapterWeights._fields, parts, strict=False):
-                    state[f"ls{branch + 1}.1.{name}"] = part[place]
+                    state[f"{end}.{name}"] = part[place]
             if observe_last and i == self.depth - 1:
                 observe_last(x)
             if self._last_block and i == self.depth - 1:
-                x = _run_block(self._last_block, {f"block.{name}": value for name, value in state.items()}, x)
+                x = _call(self._last_block, {f"block.{name}": value for name, value in state.items()}, x)
             else:
-                x = run(self.block, state, x)
-        return self._pool(x, weights[-1], biases[-1]).float()
+                x = run(self.block, state, x, inputs[i])
+        return self._features(x, weights[-1], biases[-1], pooling).float()
 
-    def _pool(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Last norm and class token (or the mean of the patches, for backbones trained that way)."""
-        vit = self.vit
-        eps = getattr(vit, self.last_norm).eps
+    def _features(self, x: Tensor, weight: Tensor, bias: Tensor, pooling: Mapping[str, Tensor]) -> Tensor:
+        """Last norm and pooling, in the backbone's order: (B, L, D) -> (B, D)."""
+        eps = getattr(self.vit, self.last_norm).eps
+        if self._reads_class_token:  # the norm works token by token: the class token is enough
+            return layer_norm(x[:, 0], weight, bias, eps)
         if self.last_norm == "fc_norm":
-            return layer_norm(vit.pool(vit.norm(x)), weight, bias, eps)
-        if vit.global_pool == "token":  # the norm works token by token: the class token is enough
-            return layer_norm(vit.pool(x), weight, bias, eps)
-        return cast(Tensor, vit.pool(layer_norm(x, weight, bias, eps)))
+            return layer_norm(_call(self.pooling, pooling, x), weight, bias, eps)
+        return _call(self.pooling, pooling, layer_norm(x, weight, bias, eps))
 
 
 class ClassTokenBlock(nn.Module):
@@ -297,8 +303,8 @@ class ClassTokenBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         block = self.block
-        first = x[:, :1] + block.ls1(self._attend(block.norm1(x)))  # type: ignore[operator]
-        return cast(Tensor, first + block.ls2(block.mlp(block.norm2(first))))  # type: ignore[operator]
+        first = x[:, :1] + block.drop_path1(block.ls1(self._attend(block.norm1(x))))  # type: ignore[operator]
+        return cast(Tensor, first + block.drop_path2(block.ls2(block.mlp(block.norm2(first)))))  # type: ignore[operator]
 
     def _attend(self, x: Tensor) -> Tensor:
         attn = cast(Attention, self.block.attn)
@@ -313,23 +319,31 @@ class ClassTokenBlock(nn.Module):
         return cast(Tensor, attn.proj(attn.norm(out.transpose(1, 2).flatten(2))))
 
 
-def _run_block(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    return cast(Tensor, functional_call(block, state, (x,), tie_weights=False))
+BlockRunner = Callable[[nn.Module, Mapping[str, Tensor], Tensor, Mapping[str, Tensor] | None], Tensor]
+
+
+def _call(
+    module: nn.Module, state: Mapping[str, Tensor], x: Tensor, inputs: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """``module(x, **inputs)`` with the weights ``state``."""
+    return cast(Tensor, functional_call(module, dict(state), (x,), dict(inputs or {}), tie_weights=False))
 
 
 @functools.cache
-def _compiled_block(backend: str = "inductor") -> Callable[[nn.Module, dict[str, Tensor], Tensor], Tensor]:
-    """:func:`_run_block`, compiled once for all batch sizes and once for each new width.
+def _compiled_block(backend: str = "inductor") -> BlockRunner:
+    """:func:`_call`, compiled once for all batch sizes and once for each new width.
 
     A process that runs several methods would soon reach torch's own limit of recompilations, after which torch runs
     uncompiled code.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-    compiled = torch.compile(_run_block, dynamic=False, backend=backend)
+    compiled = torch.compile(_call, dynamic=False, backend=backend)
 
-    def run(block: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    def run(
+        block: nn.Module, state: Mapping[str, Tensor], x: Tensor, inputs: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         torch._dynamo.maybe_mark_dynamic(x, 0)
-        return compiled(block, state, x)
+        return compiled(block, state, x, inputs)
 
     return run
 
@@ -337,10 +351,10 @@ def _compiled_block(backend: str = "inductor") -> Callable[[nn.Module, dict[str,
 def _template(block: nn.Module) -> nn.Module:
     """A copy of the block without weights, with slots for norms and adapters."""
     template = copy.deepcopy(block).to("meta").eval()
-    for name in ("norm1", "norm2"):
+    for name in BLOCK_NORMS:
         setattr(template, name, NormSlot(getattr(block, name).eps))
-    for name in ("ls1", "ls2"):
-        setattr(template, name, nn.Sequential(getattr(template, name), AdapterSlot()))
+    for name in BRANCH_ENDS:
+        setattr(template, name, AdapterSlot())
     for part in template.modules():
         for name, child in part.named_children():
             if type(child) is nn.GELU and child.approximate == "none":
@@ -348,14 +362,22 @@ def _template(block: nn.Module) -> nn.Module:
     return template
 
 
-def _weights(block: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights of a block except its norms. ``ls1.gamma`` becomes ``ls1.0.gamma``, as the adapter is ``ls1.1``."""
-    return {
-        key.replace("ls1.", "ls1.0.").replace("ls2.", "ls2.0."): value.to(dtype)
-        for key, value in block.state_dict(keep_vars=True).items()
-        if not key.startswith(("norm1.", "norm2."))
-    }
+def _weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All weights of a module, also those that are computed and not saved; floating-point ones as ``dtype``.
+
+    Where gradients are off they are detached: torch's matmul goes by ``requires_grad`` even then, and the features of a
+    finished task would get other bits once the backbone is no longer trained.
+    """
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    weights = {key: value.to(dtype) if value.is_floating_point() else value for key, value in named}
+    return weights if torch.is_grad_enabled() else _detached(weights)
 
 
-def _shapes(state: dict[str, Tensor]) -> dict[str, Sequence[int]]:
-    return {key: value.shape for key, value in state.items()}
+def _block_weights(block: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of a block except the norms that belong to tasks."""
+    mine = tuple(f"{name}." for name in BLOCK_NORMS)
+    return {key: value for key, value in _weights(block, dtype).items() if not key.startswith(mine)}
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.detach() for key, value in tensors.items()}

@@ -14,10 +14,12 @@ import timm
 import torch
 from huggingface_hub import constants, is_offline_mode
 from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
 
+from family_members import SMALL
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.nn.backbone import load_backbone
+from morecl.nn.backbone import _input_spec, load_backbone
 
 TINY = "test_vit"  # timm's smallest: 0.4 M parameters
 
@@ -144,6 +146,13 @@ def test_other_architecture_says_what_does_not_fit(state: dict[str, torch.Tensor
         load_backbone(f"{TINY}@{tmp_path / 'w.safetensors'}")
 
 
+def test_a_file_without_a_name_that_is_no_plain_vit_says_how_to_name_it(tmp_path: Path) -> None:
+    vit = load_backbone("tiny_dinov2_reg", pretrained=False).vit
+    save_file(dict(vit.state_dict()), tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=r"do not fit the network.*name its architecture: NAME@.*w\.safetensors"):
+        load_backbone(str(tmp_path / "w.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -154,12 +163,65 @@ def test_other_architecture_says_what_does_not_fit(state: dict[str, torch.Tensor
         ("resnet18", "resnet18 is a ResNet"),
         ("", "backbone needs a name or a file"),
         (" ", "backbone needs a name or a file"),
-        ("test_vit3", "attention pooling is not supported"),
+        ("swin_tiny_patch4_window7_224", "is a SwinTransformer, which cannot take adapters"),
+        ("deit_tiny_distilled_patch16_224", "is a VisionTransformerDistilled"),
+        ("vit_base_patch16_rpn_224", "blocks of the kind ResPostBlock, not timm's pre-norm blocks"),
+        ("vit_small_patch16_18x2_224", "blocks of the kind ParallelThingsBlock"),
+        ("vit_dwee_patch16_reg1_gap_256", "has DiffAttention, which is not the same in all blocks"),
+        ("vit_tiny_r_s16_p8_224", "is a hybrid: its tokens come from a network of its own"),
+        ("test_vit4", "norms of the kind RmsNorm, not LayerNorm"),
+        ("vit_intern300m_patch14_448", "has no norms after its blocks"),
     ],
 )
 def test_names_that_cannot_be(spec: str, message: str) -> None:
+    """Said before any weights are fetched."""
     with pytest.raises(InputError, match=message):
-        load_backbone(spec, pretrained=not spec.startswith("test_"))
+        load_backbone(spec)
+
+
+@pytest.mark.parametrize("size", [8, 170])
+def test_a_size_that_gives_no_whole_patches(size: int) -> None:
+    """``test_vit`` takes images of any size made of its patches of 16 pixels."""
+    with pytest.raises(InputError, match=f"size of {size} cannot be cut into patches of 16 pixels; (16|176) can"):
+        load_backbone(TINY, image_size=size, pretrained=False)
+
+
+def test_mean_and_standard_deviation_are_the_models_own() -> None:
+    """Values as published with CLIP and SigLIP."""
+    specs = {}
+    for name in ("vit_xsmall_patch16_clip_224", "vit_base_patch16_siglip_224"):
+        with torch.device("meta"):
+            vit = timm.create_model(name, num_classes=0, depth=1)
+        specs[name] = _input_spec(vit, dict(vit.pretrained_cfg))
+    clip, siglip = specs.values()
+    assert clip.mean == (0.48145466, 0.4578275, 0.40821073) and clip.std == (0.26862954, 0.26130258, 0.27577711)
+    assert siglip.mean == siglip.std == (0.5, 0.5, 0.5)
+    assert clip.size == siglip.size == 224
+
+
+def test_published_files_are_read_under_their_own_names(tmp_path: Path) -> None:
+    """CLIP as OpenAI wrote it: image tower under ``visual.``, other names, beside a text tower."""
+    vit = VisionTransformer(**SMALL, pre_norm=True)
+    swaps = {
+        "patch_embed.proj": "conv1",
+        "norm_pre": "ln_pre",
+        "attn.qkv.": "attn.in_proj_",
+        "attn.proj": "attn.out_proj",
+    }
+    swaps |= {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
+    published = {"visual.proj": torch.zeros(32, 8), "token_embedding.weight": torch.zeros(5, 4)}
+    for key, value in vit.state_dict().items():
+        name = f"transformer.resblocks.{key[7:]}" if key.startswith("blocks.") else key
+        for ours, theirs in swaps.items():
+            name = name.replace(ours, theirs)
+        whole = {"cls_token": "class_embedding", "pos_embed": "positional_embedding"}
+        name = {"norm.weight": "ln_post.weight", "norm.bias": "ln_post.bias"}.get(name, name)
+        published[f"visual.{whole.get(name, name)}"] = value.squeeze(0) if key == "pos_embed" else value
+    published["visual.class_embedding"] = vit.cls_token[0, 0]
+    save_file({key: value.detach().clone() for key, value in published.items()}, tmp_path / "clip.safetensors")
+    backbone = load_backbone(f"tiny_clip@{tmp_path / 'clip.safetensors'}")
+    for key, value in vit.state_dict().items():
+        assert torch.equal(backbone.state[key], value), key
 
 
 def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

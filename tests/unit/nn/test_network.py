@@ -131,7 +131,7 @@ def test_an_observer_sees_the_input_of_every_adapter_in_order(name: str) -> None
             z = z[:, : h.shape[1]]  # the last block may compute the class token only
             w1, b1, w2, b2 = (part[place] for part in adapters)
             z = z + h + torch.relu(h @ w1.T + b1) @ w2.T + b2
-        expected = network._pool(z, network.new_norms().weight[-1], network.new_norms().bias[-1])
+        expected = network._features(z, network.new_norms().weight[-1], network.new_norms().bias[-1], {})
         torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
         assert {len(h) for _, h in seen[places:]} == {1}
 
