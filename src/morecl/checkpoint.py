@@ -118,7 +118,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     description = _read_description(path)
     state = _open_state(path, description)
     cls = method_class(description.method)
-    config = cls.Config.parse(description.config | ({"device": device} if device else {}))
+    config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))
     loaded = _load_backbone(path, description.backbone, backbone, config)
     try:
         state.check_room(len(description.classes), loaded.vit.embed_dim, getattr(config, "bottleneck", 0))

@@ -572,3 +572,13 @@ def test_a_full_disk_is_an_oserror_and_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         learner.save(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_learner_saved_before_a_setting_existed_answers_as_it_did(tmp_path: Path) -> None:
+    """iCaRL scored by its head then."""
+    learner = tiny.create("icarl", memory_size=8, epochs=1)
+    learner.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
+    learner.save(tmp_path / "saved")
+    edit(tmp_path / "saved", lambda value: value["config"].pop("ood_score"))
+    assert morecl.load(tmp_path / "saved").config.ood_score == "head"  # type: ignore[attr-defined]
+    assert learner.config.ood_score == "softmax"  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
-from morecl.methods.base import TaskData
+from morecl.methods.base import TaskData, count
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
@@ -98,3 +98,8 @@ class Agem(SingleHeadLearner):
         with self._clock("train"):
             self._fit(loss, batches, task=task, listener=listener, optimizer=optimizer, after_backward=project_step)
         self.memory.update(task.images, columns.cpu().numpy(), generator(config.seed, "memory", task.index))
+
+    def entries(self) -> dict[str, int]:
+        """With what training needs besides: reference gradient, momentum's part and what is removed, each of the length
+        of all that is trained. The MORE paper counts these, too."""
+        return super().entries() | {"statistics": 3 * count(self.model)}

@@ -138,6 +138,10 @@ class Learner(BetweenTasks, ABC):
         }
         return dict.fromkeys(ENTRIES, 0) | parts
 
+    def buffer_entries(self) -> int:
+        """Numbers in the images that are kept."""
+        return int(self.memory.images.size)
+
     # ---- what a user calls ------------------------------------------------------------------------------------
 
     def learn_task(self, images: Any, labels: Any = None, listener: Listener = silent) -> None:

@@ -207,8 +207,9 @@ class Hal(SingleHeadLearner):
             later = F.cross_entropy(self.head(features), columns, reduction="sum")
             return gradient + torch.autograd.grad(later, images)[0]
 
-    def entries(self) -> dict[str, int]:
-        return super().entries() | {"statistics": self.anchors.images.numel()}
+    def buffer_entries(self) -> int:
+        """Anchors are images, so they belong to the replay buffer."""
+        return super().buffer_entries() + self.anchors.images.numel()
 
 
 def _length(tensors: Sequence[Tensor]) -> Tensor:

@@ -20,13 +20,15 @@ Deviations:
 - The loss is summed over classes and averaged over the images of a batch (the published code averages over both and
   compensates with a learning rate of 2).
 - No weight decay and no learning-rate steps: rate and epochs are those of the benchmark, as for every method here.
-- OOD score: maximum softmax probability of the head. The paper has none.
+- OOD score: maximum softmax of the negative distances, as for NCM; the paper has none. ``ood_score`` also offers the
+  smallest distance, and the softmax of the head, which is trained with sigmoids and does not answer. Confidences are
+  the head's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from morecl.config import TrainingConfig
+from morecl.config import SCORING, TrainingConfig
 from morecl.errors import InputError
 from morecl.memory import herding_order
 from morecl.methods.base import TaskData
@@ -45,23 +47,33 @@ from morecl.progress import Listener
 from morecl.random import generator
 from morecl.scoring import Heads, Output, Rule
 
+Known = Literal["softmax", "distance", "head"]
+
 
 class IcarlConfig(TrainingConfig):
+    older: ClassVar[Mapping[str, Any]] = {"ood_score": "head"}
+
     memory_size: int = Field(200, ge=1, description="exemplars, all classes together (K)")
+    ood_score: Known = Field(
+        "softmax",
+        description="images are known by: the softmax of negative distances; the smallest distance; the head's softmax",
+        json_schema_extra=SCORING,
+    )
 
 
 class NearestExemplarMean(Rule):
-    """Algorithm 1 decides; the head only tells how well an image is known."""
+    """Algorithm 1 decides, and the distances tell how well an image is known; the head gives probabilities."""
 
-    def __init__(self, means: Callable[[], Tensor], heads: Heads):
+    def __init__(self, means: Callable[[], Tensor], heads: Heads, known_by: Known):
         super().__init__()
-        self._means, self._heads = means, heads
+        self._means, self._heads, self.known_by = means, heads, known_by
 
     def score(self, features: Sequence[Tensor]) -> Output:
         (z,), (head,) = features, self._heads()
         distance = torch.cdist(F.normalize(z.double(), dim=1), self._means())
         p = head(z).double().softmax(1)
-        return Output(-distance, p, p.amax(1))
+        known = {"distance": -distance, "softmax": (-distance).softmax(1), "head": p}[self.known_by]
+        return Output(-distance, p, known.amax(1))
 
 
 class Icarl(SingleHeadLearner):
@@ -123,7 +135,7 @@ class Icarl(SingleHeadLearner):
         return F.normalize(self._embed(tokens).double(), dim=1)
 
     def _new_rule(self) -> Rule:
-        return NearestExemplarMean(self._means, self._heads)
+        return NearestExemplarMean(self._means, self._heads, self.config.ood_score)
 
     def _means(self) -> Tensor:
         return self.prototypes.means

@@ -21,8 +21,9 @@ PAPERS, AUTHORS, OURS, OTHER = "paper", "authors' code", "our back-update", "oth
 BACK_UPDATES = {PAPERS: presets.MORE["paper"], AUTHORS: presets.MORE["authors"], OURS: presets.MORE_DEFAULT}
 BACK_UPDATE_SETTINGS = frozenset({"preset", *presets.MORE_DEFAULT})
 
-# What records had that lack a setting, if they have the first one.
+# What records had that lack a setting: by method, or by a setting that they have.
 _ADDED_LATER: dict[str, dict[str, Any]] = {
+    "icarl": {"ood_score": "head"},
     "back_update_lr": {
         "preset": None,
         "back_update_rate": "relative",
@@ -69,7 +70,7 @@ def settings(record: Record) -> dict[str, Any]:
     flat = flatten(record.config)
     present = {path.split(".")[-1] for path in flat}
     for key, added in _ADDED_LATER.items():
-        if key in present:
+        if key == record.method or key in present:
             flat |= {name: value for name, value in added.items() if name not in present}
     names = {path: path.split(".")[-1] for path in flat}
     frozen = all(value for path, value in flat.items() if names[path] == "freeze_backbone")

@@ -46,7 +46,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
         aupr_per_step=[step.aupr for step in ood_steps if step.aupr is not None],
         roc=ood_steps[-1].roc if ood_steps else None,
         seconds={**learner.seconds, "evaluate": measured.evaluate_seconds, "total": measured.total_seconds},
-        entries={**entries, "total": sum(entries.values()), "buffer": int(learner.memory.images.size)},
+        entries={**entries, "total": sum(entries.values()), "buffer": learner.buffer_entries()},
         capacity=measured.capacity,
         peak_memory_bytes=measured.peak_memory_bytes or None,
     )

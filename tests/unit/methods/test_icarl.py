@@ -30,13 +30,22 @@ def test_predicts_the_class_whose_exemplars_have_the_nearest_mean(learner: Icarl
     np.testing.assert_allclose(-learner.scores(x), np.linalg.norm(z[:, None] - means[None], axis=2), atol=1e-6)
 
 
-def test_the_head_does_not_decide_but_says_how_well_an_image_is_known(learner: Icarl) -> None:
+def test_distances_say_how_well_an_image_is_known_and_the_head_gives_confidences(learner: Icarl) -> None:
     x, _ = images_of(0, 1, 2, 3)
+    z, exemplars = unit(learner.features(x)), unit(learner.features(learner.memory.images))
+    means = unit(np.stack([exemplars[learner.memory.columns == c].mean(0) for c in range(4)]))
+    distance = np.linalg.norm(z[:, None] - means[None], axis=2)
     with torch.no_grad():
-        p = learner.head(torch.from_numpy(learner.features(x))).softmax(1)
-    answer, rows = learner.predict(x), np.arange(len(x))
-    np.testing.assert_allclose(-answer.ood_score, p.amax(1).numpy(), atol=1e-6)
-    np.testing.assert_allclose(answer.confidence, p.numpy()[rows, answer.labels], atol=1e-6)
+        p = learner.head(torch.from_numpy(learner.features(x))).double().softmax(1).numpy()
+    soft = np.exp(-distance) / np.exp(-distance).sum(1, keepdims=True)
+    for rule, known in {"distance": -distance, "softmax": soft, "head": p}.items():
+        config = Icarl.adopted_config(learner, {"ood_score": rule})
+        other = Icarl.adopt(learner, config)
+        answer = other.predict(x)
+        np.testing.assert_allclose(-answer.ood_score, known.max(1), atol=1e-6)
+        assert answer.labels == distance.argmin(1).tolist()
+        np.testing.assert_allclose(answer.confidence, p[np.arange(len(x)), answer.labels], atol=1e-6)
+    assert learner.config.ood_score == "softmax"
 
 
 def test_exemplars_are_herded_on_normalised_features() -> None:
