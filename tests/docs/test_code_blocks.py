@@ -22,6 +22,7 @@ NOT_RUN = {
     "docs/tutorial.md": 2,
     "docs/howto/add-a-method.md": 1,
     "docs/howto/add-a-scoring-rule.md": 1,
+    "docs/howto/backbones.md": 1,
     "docs/howto/own-images.md": 1,
     "docs/howto/resume.md": 1,
 }
