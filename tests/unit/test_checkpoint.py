@@ -23,7 +23,7 @@ from morecl.errors import InputError
 from morecl.files import sealed
 from morecl.methods import Learner
 from morecl.methods.more import More
-from morecl.nn import backbone as backbone_module
+from morecl.nn.families import plain
 
 TEST = tiny.pictures(0, 4, draw=1)
 
@@ -543,13 +543,13 @@ def test_a_learner_can_move_to_another_kind_of_cpu(
     learner: Learner, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CPUs round differently when the position embedding is resampled; the weights in the file are the same."""
-    resample = backbone_module.checkpoint_filter_fn
+    resample = plain.checkpoint_filter_fn
 
     def elsewhere(state: Any, vit: Any) -> Any:
         resampled = resample(state, vit)
         return resampled | {"pos_embed": resampled["pos_embed"] * (1 + 1e-6)}
 
-    monkeypatch.setattr(backbone_module, "checkpoint_filter_fn", elsewhere)
+    monkeypatch.setattr(plain, "checkpoint_filter_fn", elsewhere)
     loaded = morecl.load(folder)
     assert loaded.backbone.sha256 != learner.backbone.sha256
     assert np.allclose(loaded.scores(TEST), learner.scores(TEST), atol=1e-3)

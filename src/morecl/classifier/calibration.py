@@ -1,7 +1,8 @@
 """Confidence that can be believed: a temperature fitted on held-back images, and curves that show how well it fits.
 
 The confidence in class c is softmax(scores / T)_c; T minimises the cross-entropy of held-back images (Guo et al., ICML
-2017). One parameter needs few images, and it never changes which class is answered.
+2017). One parameter needs few images, and it never changes which class is answered. If all of n held-back images are
+answered rightly, T = 0 would be best, and every answer would be certain. So the runner-up counts for one image in n + 2.
 """
 
 from __future__ import annotations
@@ -33,8 +34,15 @@ def cross_entropy(scores: Floats, columns: NDArray[np.int64], temperature: float
     return float(-logs.mean())
 
 
+def runners_up(scores: Floats, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The class with the largest score besides the one in ``columns``: (N, C), (N,) -> (N,)."""
+    others = scores.copy()
+    others[np.arange(len(columns)), columns] = -np.inf
+    return others.argmax(1)
+
+
 def fit_temperature(scores: ArrayLike, columns: ArrayLike) -> float:
-    """The temperature with the least cross-entropy; 1 with fewer than ``SMALLEST`` images or a single class.
+    """The best temperature; 1 with fewer than ``SMALLEST`` images or a single class.
 
     Args:
         scores: (N, C), the largest wins.
@@ -43,14 +51,20 @@ def fit_temperature(scores: ArrayLike, columns: ArrayLike) -> float:
     s, c = np.asarray(scores, np.float64), np.asarray(columns, np.int64)
     if len(c) < SMALLEST or s.shape[1] < 2:
         return 1.0
+    second, share = runners_up(s, c), 1 / (len(c) + 2)
+
+    def loss(log_t: float) -> float:
+        t = float(np.exp(log_t))
+        return (1 - share) * cross_entropy(s, c, t) + share * cross_entropy(s, second, t)
+
     # The cross-entropy is convex in 1 / T, so it has one valley in log T: golden section finds it. T = 100 times the
-    # scores' spread is as good as "every class alike", a hundredth of it as "always certain".
+    # scores' spread is as good as "every class alike", a ten-thousandth of it as "always certain".
     spread = float(np.median(s.max(1) - np.median(s, axis=1)))
     middle = np.log(spread) if spread > 0 else 0.0
     low, high = middle - np.log(1e4), middle + np.log(1e2)
     while high - low > 1e-4:
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if cross_entropy(s, c, np.exp(left)) <= cross_entropy(s, c, np.exp(right)):
+        if loss(left) <= loss(right):
             high = right
         else:
             low = left

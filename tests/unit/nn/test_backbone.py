@@ -146,6 +146,15 @@ def test_other_architecture_says_what_does_not_fit(state: dict[str, torch.Tensor
         load_backbone(f"{TINY}@{tmp_path / 'w.safetensors'}")
 
 
+@pytest.mark.parametrize("name", ["tiny_clip", "tiny_dinov3", "tiny_beit"])
+def test_weights_that_timm_cannot_convert_are_named_too(name: str, tmp_path: Path) -> None:
+    save_file({"pos_embed": torch.zeros(3), "patch_embed.proj.weight": torch.zeros(4)}, tmp_path / "w.safetensors")
+    with pytest.raises(
+        InputError, match=r"do not fit the network. missing: .*wrong shape: patch_embed.proj.weight \(4,\)"
+    ):
+        load_backbone(f"{name}@{tmp_path / 'w.safetensors'}")
+
+
 def test_a_file_without_a_name_that_is_no_plain_vit_says_how_to_name_it(tmp_path: Path) -> None:
     vit = load_backbone("tiny_dinov2_reg", pretrained=False).vit
     save_file(dict(vit.state_dict()), tmp_path / "w.safetensors")
