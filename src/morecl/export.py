@@ -301,13 +301,14 @@ def _more(rule: MoreRule, heads: _Heads, features: Tensor) -> tuple[Tensor, Tens
 
 def _morerp(rule: MorerpRule, heads: _Heads, features: Tensor) -> tuple[Tensor, Tensor]:
     """:class:`MorerpRule`: scores (N, C) and how well known (N,), float64, from features (G, N, 2 D)."""
-    ridge = _ridge_probabilities(rule, features[int(rule.source)])  # (N, C)
+    outputs = _ridge_outputs(rule, features[int(rule.source)])  # (N, C)
+    ridge = (float(rule.ridge.sharpness) * outputs).log_softmax(1)
     scores = _more_scores(rule, heads, features).clamp(min=torch.finfo(torch.float64).tiny).log()
     if rule.asked is not None and rule.asked < len(rule.sizes):
         chosen = _task_probabilities(rule, ridge).topk(rule.asked, dim=1).indices  # (N, asked)
         asked = (chosen[:, :, None] == _owners(rule.sizes)).any(1)  # (N, C)
         scores = torch.where(asked, scores, NOT_ASKED)
-    known = _without_forgotten(rule, scores).amax(1)
+    known = _without_forgotten(rule, scores).amax(1) + rule.known_weight * outputs.amax(1)
     return _without_forgotten(rule, scores + rule.weight * ridge), known
 
 
@@ -326,15 +327,15 @@ def _more_scores(rule: MoreRule, heads: _Heads, features: Tensor) -> Tensor:
     return p.transpose(0, 1).flatten(1).index_select(1, heads.places)
 
 
-def _ridge_probabilities(rule: MorerpRule, features: Tensor) -> Tensor:
-    """Logarithms of the ridge classifier's probabilities of classes that are not forgotten: (N, 2 D) -> (N, C)."""
+def _ridge_outputs(rule: MorerpRule, features: Tensor) -> Tensor:
+    """The ridge classifier's outputs, the lowest number for classes that are forgotten: (N, 2 D) -> (N, C), float64."""
     ridge = rule.ridge
     if isinstance(ridge, KernelRidge):
         scaled = features.float() / ridge.scale.float()
         outputs = gaussian_kernel(scaled, ridge.features.float()) @ ridge.dual
     else:
         outputs = ridge.random_features(features) @ ridge.weight
-    return _without_forgotten(rule, float(ridge.sharpness) * outputs.double()).log_softmax(1)
+    return _without_forgotten(rule, outputs.double())
 
 
 def _owners(sizes: Sequence[int]) -> Tensor:
@@ -352,7 +353,8 @@ def _decided(rule: Rule, features: Features) -> Tensor:
     """(N,): whether MORE-RP's choice of the networks it asks is clear; for MORE always."""
     if not isinstance(rule, MorerpRule) or rule.asked is None or rule.asked >= len(rule.sizes):
         return torch.ones(len(features), dtype=torch.bool)
-    by_task = _task_probabilities(rule, _ridge_probabilities(rule, features(rule.network)))
+    outputs = _ridge_outputs(rule, features(rule.network))
+    by_task = _task_probabilities(rule, (float(rule.ridge.sharpness) * outputs).log_softmax(1))
     best = by_task.topk(rule.asked + 1, dim=1).values
     nothing_left = best[:, -1] <= LOWEST / 2  # all classes of the next task are forgotten
     return (best[:, -2] - best[:, -1] > DECIDED) | nothing_left

@@ -2,7 +2,7 @@
 
 The confidence in class c is softmax(scores / T)_c; T minimises the cross-entropy of held-back images (Guo et al., ICML
 2017). One parameter needs few images, and it never changes which class is answered. If all of n held-back images are
-answered rightly, T = 0 would be best, and every answer would be certain. So the runner-up counts for one image in n + 2.
+answered rightly, T = 0 would be best and every answer certain. So the runner-up counts for one image in n + 2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,12 @@ so it is what all images at once would give, however many tasks follow. The scor
     log p(c | x, k) s^k(x)  +  ridge_weight * log softmax(t S(x))_c
 
 with MORE's score (Eq. 7) on the left and the ridge classifier's outputs S on the right. Their sharpness t is chosen by
-leaving out one image at a time, in closed form. How well an image is known is MORE's largest score.
+leaving out one image at a time, in closed form. How well an image is known is
+
+    max over classes of MORE's log score  +  known_weight * max over classes of S(x):
+
+away from all images that were learned the kernel's outputs fall to zero. (With sums of projections they do not, and
+MORE's part stands alone.)
 
 - What is kept: RanPAC sums over images in a space of m random projections (:mod:`morecl.ridge`). The more of them the
   better, and none of the sizes that can be stored is enough. So the default is the limit of infinitely many, a Gaussian
@@ -65,6 +70,9 @@ class MorerpConfig(MoreConfig):
     ridge_weight: float = Field(
         1.0, ge=0, description="exponent of the ridge classifier's probabilities", json_schema_extra=SCORING
     )
+    known_weight: float = Field(
+        1.0, ge=0, description="weight of the kernel's largest output in the OOD score", json_schema_extra=SCORING
+    )
     asked: int | None = Field(
         3, ge=1, description="task networks asked about an image; null: all of them", json_schema_extra=SCORING
     )
@@ -88,11 +96,12 @@ class MorerpRule(MoreRule):
         *,
         ridge: Ridge | KernelRidge,
         weight: float,
+        known_weight: float,
         asked: int | None,
     ):
         super().__init__(tasks, temperature, c)
         self.ridge = ridge
-        self.weight = weight
+        self.weight, self.known_weight = weight, known_weight
         self.asked = asked
         self.register_buffer("source", torch.zeros((), dtype=torch.int64))  # task whose network feeds the classifier
         self.register_buffer("counts", torch.zeros(0))  # images of each class that were learned
@@ -174,10 +183,14 @@ class MorerpRule(MoreRule):
         return f"{PATCHES}{int(self.source)}"
 
     def answer(self, features: Features) -> Output:
-        ridge = self.ridge.log_probabilities(features(self.network), self.forgotten)  # (N, C), -inf if forgotten
+        outputs = self.ridge(features(self.network)).masked_fill(self.forgotten, -torch.inf)  # (N, C)
+        ridge = (self.ridge.sharpness * outputs).log_softmax(1)
         scores = self._without_forgotten(self._more_scores(features, self._ranking(ridge)))
         combined = self._without_forgotten(scores + self.weight * ridge)
-        return Output(combined, combined.softmax(1), scores.amax(1))
+        known = scores.amax(1)
+        if self.known_weight:
+            known = known + self.known_weight * outputs.amax(1)
+        return Output(combined, combined.softmax(1), known)
 
     def _ranking(self, ridge: Tensor) -> Tensor:
         """(N, tasks): whether the network of a task is asked about an image."""
@@ -222,6 +235,7 @@ class Morerp(More):
             config.c if config.coefficient else None,
             ridge=ridge,
             weight=config.ridge_weight,
+            known_weight=0.0 if config.projection else config.known_weight,
             asked=config.asked,
         )
 

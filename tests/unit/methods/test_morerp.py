@@ -51,9 +51,13 @@ def test_the_networks_are_mores(ours: Any, mores: Any) -> None:
     assert np.array_equal(ours.features(images(), 2), mores.features(images(), 2))
 
 
-def test_known_is_mores_largest_score_if_all_networks_are_asked(ours: Any, mores: Any) -> None:
+def test_known_is_mores_largest_score_and_the_kernels_if_all_networks_are_asked(ours: Any, mores: Any) -> None:
     known = -asking(ours, None).predict(images()).ood_score
-    assert np.allclose(known, np.log(-mores.predict(images()).ood_score), atol=1e-6)
+    z = ours.embed(ours.prepare(images()), ours.rule.network)
+    expected = np.log(-mores.predict(images()).ood_score) + ours.rule.ridge(z).amax(1).numpy()
+    assert np.allclose(known, expected, atol=1e-6)
+    sums = teach(morerp(projection=SUMS, asked=None), *STREAM)
+    assert np.allclose(-sums.predict(images()).ood_score, np.log(-mores.predict(images()).ood_score), atol=1e-6)
 
 
 def test_without_weight_the_ridge_has_no_say(ours: Any, mores: Any) -> None:
