@@ -14,7 +14,7 @@ Deviations:
 
 - The head grows, so logits stored in task k have as many entries as classes had been seen by then. Shorter rows are
   padded with zeros, and the squared error is taken over the entries that existed (the authors' head has all classes
-  from the start). Like theirs, it is the mean over entries, not their sum.
+  from the start); with ``mask_unseen=False`` over all of them. Like theirs, it is the mean over entries, not their sum.
 - Frozen pre-trained backbone with trained adapters and norms instead of a ResNet from scratch; no augmentation.
   ``freeze_backbone=False`` trains the backbone in every task.
 - alpha is the authors' for CIFAR-10 with 200 images in memory, beta that of MORE's authors; DER++'s authors tune both
@@ -46,6 +46,9 @@ class DerppConfig(TrainingConfig):
     memory_batch_size: int = Field(64, ge=1, description="images in each of the two draws from it")
     alpha: float = Field(0.1, ge=0, description="weight of the squared error of the logits")
     beta: float = Field(1.0, ge=0, description="weight of the cross-entropy of the replayed labels")
+    mask_unseen: bool = Field(
+        True, description="compare stored logits only of classes known by then; false: those of later ones are to be 0"
+    )
 
 
 def equation_6(
@@ -77,6 +80,7 @@ class Derpp(SingleHeadLearner):
                     epoch, config.batch_size, config.memory_batch_size, draw
                 ):
                     a, za, known = reservoir.read(first)
+                    known = known | (not config.mask_unseen)
                     b, _, _ = reservoir.read(second)
                     yield tokens[own], y[own], tokens[a], za, known, tokens[b], y[b], own, slots
 

@@ -13,17 +13,19 @@ No image is kept. Three parts:
 
 From the second task on the loss is, with features F, head G and temperature T:
 
-    CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||^2 / (D s)
+    CE(G(F(x')) / T, y')  +  proto_weight CE(G(mu + e r) / T, 4 c)  +  kd_weight || F(x') - F_old(x') ||^2 / (D l)
 
 Deviations:
 
 - Momentum SGD with the rate and epochs of all methods here; the original uses Adam for 100 epochs, which, unlike SGD,
   is insensitive to the scale of a loss. So T = 1 instead of 0.1 and proto_weight = 1 instead of 10, both of which
   multiply the head's steps (digits-5t at 16 px, on a held-out fifth of the training images: 10 costs 20 points of ACA).
-- Distillation is the squared distance, its mean over images and dimensions relative to the mean square s of the old
-  features. The original's distance is not squared; its gradient does not shrink near the target, and SGD oscillates
-  around it. The unit s matters: it is 15 for ViT-Ti/16 and near 1 for the shipped backbone, and without it training
-  diverges on the former. kd_weight = 10 is the original's number in this other unit, where it is a far weaker pull.
+- Distillation is the squared distance, its mean over images and dimensions relative to the length l of the old features
+  (root of their mean square). The original's distance is not squared; its gradient does not shrink near the target, and
+  SGD oscillates around it. The unit matters: l is 4 for ViT-Ti/16 and near 1 for the shipped backbone. Without it
+  training diverges on the former; relative to l^2 (``kd_unit="square"``) the term is the same for features of any
+  length, while that of the cross-entropy grows with them, and features are hardly held. docs/methods/pass.md has
+  the measurements. kd_weight = 10 is the original's number in this other unit.
 - The radius is updated after every task, as in the paper; the published code fixes it after the first.
 - The features of the old network are computed once per task: without random augmentation they are constants.
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
@@ -32,8 +34,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import ClassVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -56,8 +58,13 @@ ROTATIONS = 4
 
 
 class PassConfig(TrainingConfig):
+    older: ClassVar[Mapping[str, Any]] = {"kd_unit": "square"}
+
     proto_weight: float = Field(1.0, ge=0, description="weight of the augmented prototypes")
     kd_weight: float = Field(10.0, ge=0, description="weight of the distillation of features")
+    kd_unit: Literal["length", "square"] = Field(
+        "length", description="what the squared distance of features is divided by: their length or its square"
+    )
     temperature: float = Field(1.0, gt=0, description="T of the softmax in training")
 
 
@@ -106,7 +113,8 @@ class Pass(SingleHeadLearner):
         targets = ROTATIONS * task.columns.to(self.device)
         turns = torch.arange(ROTATIONS, device=self.device)
         old = self._embed(tokens) if task.index else None  # (4 N, D)
-        size = old.square().mean() if old is not None else 1.0
+        square = old.square().mean() if old is not None else torch.ones(())
+        unit = square if config.kd_unit == "square" else square.sqrt()
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
@@ -126,7 +134,7 @@ class Pass(SingleHeadLearner):
                 return own
             z, columns = augmented
             prototypes = F.cross_entropy(self.head(z) / config.temperature, columns)
-            held = F.mse_loss(features, before) / size
+            held = F.mse_loss(features, before) / unit
             return own + config.proto_weight * prototypes + config.kd_weight * held
 
         self._fit(loss, batches, task=task, listener=listener)

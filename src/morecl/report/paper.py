@@ -24,6 +24,9 @@ BACK_UPDATE_SETTINGS = frozenset({"preset", *presets.MORE_DEFAULT})
 # What records had that lack a setting: by method, or by a setting that they have.
 _ADDED_LATER: dict[str, dict[str, Any]] = {
     "icarl": {"ood_score": "head"},
+    "agem": {"project": "step"},
+    "derpp": {"mask_unseen": True},
+    "pass": {"kd_unit": "square"},
     "back_update_lr": {
         "preset": None,
         "back_update_rate": "relative",

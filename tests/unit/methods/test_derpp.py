@@ -87,6 +87,15 @@ def test_old_logits_are_compared_only_where_they_existed(watch: Watch) -> None:
     assert any(known.all(1).any() for _, known in watch.replayed[1:])
 
 
+def test_without_the_mask_logits_of_later_classes_are_held_at_zero(watch: Watch) -> None:
+    learner = watch.learner = learner_of(Derpp, memory_size=20, mask_unseen=False)
+    teach(learner, (0, 1))
+    watch.replayed.clear()
+    teach(learner, (2, 3))
+    stored, known = watch.replayed[0]
+    assert known.shape == (len(stored), 4) and known.all() and (stored[:, 2:] == 0).all()
+
+
 def test_both_draws_are_made_apart_and_anew_in_each_step(watch: Watch) -> None:
     learner = watch.learner = learner_of(Derpp, memory_size=20, memory_batch_size=4, epochs=2)
     teach(learner, (0, 1))

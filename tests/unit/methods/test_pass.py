@@ -79,9 +79,10 @@ def test_augmented_prototypes_lie_around_the_means(taught: Pass) -> None:
     assert float(noise.mean().abs()) < 0.02 * float(noise.std())
 
 
-def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unit", ["length", "square"])
+def test_the_loss_has_three_terms(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worked out by hand from what the loop is given."""
-    one = learner(temperature=0.5, proto_weight=0.3, kd_weight=2.0)
+    one = learner(temperature=0.5, proto_weight=0.3, kd_weight=2.0, kd_unit=unit)
     one.learn_task(*FIRST)
     before = torch.from_numpy(one.features(rotated(SECOND[0])))
     tokens = one.prepare(rotated(SECOND[0])).range(0, 72).flatten(1)
@@ -95,7 +96,7 @@ def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
                 features = one._features(x)
                 log_p, log_q = ((one.head(each) / 0.5).log_softmax(1) for each in (features, z))
             then = before[torch.cdist(x.flatten(1), tokens).argmin(1)]
-            moved = (features - then).square().mean() / before.square().mean()
+            moved = (features - then).square().mean() / before.square().mean() ** (1 if unit == "square" else 0.5)
             own, prototypes = (-log.gather(1, k[:, None]).mean() for log, k in ((log_p, y), (log_q, c)))
             seen.append((float(value.detach()), float(own + 0.3 * prototypes + 2.0 * moved)))
             return value
@@ -104,7 +105,7 @@ def test_the_loss_has_three_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tools, "fit", spy)
     one.learn_task(*SECOND)
-    assert len(seen) == 3
+    assert len(seen) == 3 and abs(float(before.square().mean()) - 1) > 0.01
     for value, expected in seen:
         assert value == pytest.approx(expected, rel=1e-4)
 
