@@ -42,9 +42,8 @@ def test_predictions_are_printed_written_and_drawn(
 ) -> None:
     size = PredictionSize(tasks=(1, 3), images=4, repeats=1)
     monkeypatch.setattr("morecl.bench.prediction.QUICK_PREDICTION", size)
-    small = [*SMALL, "--set", "projection=20"]
     files = tmp_path / "bench.json", tmp_path / "bench.svg"
-    assert call(monkeypatch, "--prediction", *small, "--out", files[0], "--figure", files[1]) == 0
+    assert call(monkeypatch, "--prediction", *SMALL, "--out", files[0], "--figure", files[1]) == 0
     record = json.loads(files[0].read_text())
     assert record["schema"] == "morecl.prediction/1" and (record["images"], record["image_size"]) == (4, 8)
     assert [(row["method"], row["tasks"]) for row in record["times"]] == [
@@ -52,6 +51,8 @@ def test_predictions_are_printed_written_and_drawn(
     ]
     assert "times the first" in capsys.readouterr().out
     assert files[1].read_text().startswith("<?xml")
+    assert call(monkeypatch, "--prediction", *SMALL, "--set", "projection=20") == 2
+    assert "leave out the setting projection" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [[], ["--methods", "ncm"], ["--profile"], ["--prediction"]])

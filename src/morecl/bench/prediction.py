@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from morecl.bench.common import CLASSES_PER_TASK, Measured, in_turn, made_up_images, place_of
+from morecl.errors import InputError
 from morecl.kernel_ridge import KernelRidge
 from morecl.methods import method_class
 from morecl.methods.more import More
@@ -164,7 +165,8 @@ def spread(learner: Morerp, images: Any) -> None:
     Random images look alike to a network, so their features are measured by how much they differ.
     """
     ridge = learner.rule.ridge
-    assert isinstance(ridge, KernelRidge)  # the default
+    if not isinstance(ridge, KernelRidge):
+        raise InputError("predictions are measured with MORE-RP's kernel: leave out the setting projection")
     z = learner.embed(learner.prepare(images), learner.rule.network)
     ridge.clear()
     ridge.scale.copy_((z - z.mean(0)).std())
