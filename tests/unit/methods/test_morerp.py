@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import morecl
+from morecl.files import sealed
 from morecl.kernel_ridge import STRENGTHS
 from morecl.methods.more import More
 from morecl.methods.morerp import Morerp
@@ -171,3 +175,13 @@ def test_an_empty_batch_and_no_memory(projection: int | None) -> None:
     learner = teach(learner_of(Morerp, memory_size=0, projection=projection), (0, 1), (2, 3))
     assert learner.predict(np.empty((0, 8, 8, 3), np.uint8)).labels == []
     assert len(learner.answer(Features(learner, learner.prepare(images(2)))).known) == 2
+
+
+def test_a_learner_saved_before_the_kernel_had_a_say_answers_as_it_did(tmp_path: Path) -> None:
+    teach(morerp(known_weight=0.0), (0, 1)).save(tmp_path / "saved")
+    file = tmp_path / "saved" / "learner.json"
+    value = json.loads(file.read_text())
+    del value["config"]["known_weight"]
+    file.write_text(json.dumps(sealed(value)))
+    assert morecl.load(tmp_path / "saved").config.known_weight == 0.0
+    assert morerp().config.known_weight == 1.0
