@@ -36,7 +36,12 @@ def serve(
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise InputError(f"{', '.join(missing)} not installed; install with: pip install 'morecl[serve]'")
+    from morecl.classifier.store import ModelFolder
     from morecl.interrupts import sigterm_as_interrupt
+    from morecl.serve.security import check_token
+
+    ModelFolder(model).versions()  # bad input is refused before torch is imported
+    check_token(host, token or None)
     from morecl.serve.running import serve as run
 
     with sigterm_as_interrupt(), suppress(KeyboardInterrupt):  # the way to stop a server
