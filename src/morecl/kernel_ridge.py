@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.random import generator
-from morecl.ridge import best_sharpness, descend
+from morecl.ridge import best_sharpness, descend, spread
 
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # k(a, a) is 1
 EXACT = 8192  # images up to which everything is computed in float64
@@ -94,8 +94,7 @@ class KernelRidge(nn.Module):
         if not len(features):
             return
         if self.scale == 0:
-            spread = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
-            self.scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+            self.scale.copy_(spread(features))
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
         scaled = (features.double() / self.scale).half()  # scaled first: half precision has a narrow range
@@ -168,11 +167,6 @@ class KernelRidge(nn.Module):
         scaled = features.float() / self.scale.float()
         parts = [(gaussian_kernel(z, images) @ self.dual).double() for z in scaled.split(CHUNK)]
         return torch.cat(parts) if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
-
-    def log_probabilities(self, features: Tensor, without: Tensor | None = None) -> Tensor:
-        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64; -inf for the classes in ``without``, (C,)."""
-        outputs = self.sharpness * self(features)
-        return (outputs if without is None else outputs.masked_fill(without, -torch.inf)).log_softmax(1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """The number of kept images comes from the state; everything else must fit."""

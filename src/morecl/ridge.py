@@ -93,8 +93,7 @@ class Ridge(nn.Module):
         if not len(features):
             return
         if self.scale == 0:
-            spread = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
-            self.scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
+            self.scale.copy_(spread(features))
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
         gram = unpacked(self.gram, self.width)
@@ -156,10 +155,11 @@ class Ridge(nn.Module):
         parts = [self.random_features(z) @ self.weight for z in features.split(CHUNK)]
         return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
 
-    def log_probabilities(self, features: Tensor, without: Tensor | None = None) -> Tensor:
-        """log softmax(sharpness * outputs): (N, D) -> (N, C), float64; -inf for the classes in ``without``, (C,)."""
-        outputs = self.sharpness * self(features)
-        return (outputs if without is None else outputs.masked_fill(without, -torch.inf)).log_softmax(1)
+
+def spread(features: Tensor) -> Tensor:
+    """The standard deviation of all numbers in ``features``, 1 if there is none: float64."""
+    found = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
+    return torch.where(found > 0, found, torch.ones_like(found))
 
 
 def descend(evaluate: Callable[[int], tuple[float, T]], start: int, count: int) -> tuple[int, T]:

@@ -183,5 +183,5 @@ def networks_asked(learner: More, images: Any) -> int:
     if not isinstance(learner, Morerp):
         return len(learner.tasks)
     rule = learner.rule
-    ridge = rule.ridge.log_probabilities(learner.embed(learner.prepare(images), rule.network))
+    _, ridge = rule.compare(learner.embed(learner.prepare(images), rule.network))
     return int(rule._ranking(ridge).any(0).sum())

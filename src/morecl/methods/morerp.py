@@ -184,9 +184,16 @@ class MorerpRule(MoreRule):
         """The network that feeds the ridge classifier."""
         return f"{PATCHES}{int(self.source)}"
 
+    def compare(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The ridge classifier's outputs and the logarithms of its probabilities: (N, 2 D) -> (N, C) each, float64.
+
+        Both are -inf for classes that were forgotten.
+        """
+        outputs = self.ridge(features).masked_fill(self.forgotten, -torch.inf)
+        return outputs, (self.ridge.sharpness * outputs).log_softmax(1)
+
     def answer(self, features: Features) -> Output:
-        outputs = self.ridge(features(self.network)).masked_fill(self.forgotten, -torch.inf)  # (N, C)
-        ridge = (self.ridge.sharpness * outputs).log_softmax(1)
+        outputs, ridge = self.compare(features(self.network))
         scores = self._without_forgotten(self._more_scores(features, self._ranking(ridge)))
         combined = self._without_forgotten(scores + self.weight * ridge)
         known = scores.amax(1)

@@ -291,9 +291,9 @@ def test_the_ranking_leaves_out_what_is_forgotten(load: Callable[[str], Any]) ->
     expected = np.zeros((len(TEST), 4), bool)
     for row, two in zip(expected, np.argsort(-sums, 1)[:, :2], strict=True):
         row[np.array([0, 1, 3])[two]] = True
-    found = learner.rule._ranking(learner.rule.ridge.log_probabilities(z, learner.rule.forgotten)).numpy()
+    found = learner.rule._ranking(learner.rule.compare(z)[1]).numpy()
     assert np.array_equal(found, expected)
-    others = learner.rule.ridge.log_probabilities(z, learner.rule.forgotten)[:, [0, 2, 3, 6]].exp().sum(1)
+    others = learner.rule.compare(z)[1][:, [0, 2, 3, 6]].exp().sum(1)
     assert torch.allclose(others, torch.ones_like(others))
 
 
