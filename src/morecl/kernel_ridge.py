@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from morecl.random import generator
 from morecl.ridge import best_sharpness, descend, spread
+from morecl.triangle import Triangle
 
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # k(a, a) is 1
 EXACT = 8192  # images up to which everything is computed in float64
@@ -149,16 +150,17 @@ class KernelRidge(nn.Module):
 
     def _solved(self, strength: float, onehot: Tensor, rows: Tensor) -> Solved:
         images = self.features.to(onehot.dtype)
-        system = torch.empty(len(self), len(self), dtype=onehot.dtype, device=onehot.device)
-        for start in range(0, len(self), CHUNK):
-            system[start : start + CHUNK] = gaussian_kernel(images[start : start + CHUNK], images)
-        system.diagonal().add_(strength / self.weights.to(onehot.dtype))
-        lower = torch.linalg.cholesky(system)
-        del system  # as large as everything else together
-        dual = torch.cholesky_solve(onehot, lower)
+
+        def rows_of_system(start: int, stop: int) -> Tensor:
+            system = torch.cat([gaussian_kernel(part, images[:stop]) for part in images[start:stop].split(CHUNK)])
+            system.diagonal(start).add_(strength / self.weights[start:stop].to(onehot.dtype))
+            return system
+
+        lower = Triangle(rows_of_system, len(self))
+        dual = lower.solve(onehot)
         unit = torch.zeros(len(self), len(rows), dtype=onehot.dtype, device=onehot.device)
         unit[rows, torch.arange(len(rows), device=rows.device)] = 1
-        own = torch.linalg.solve_triangular(lower, unit, upper=False).square().sum(0)  # diagonal of the inverse
+        own = lower.forward(unit).square().sum(0)  # diagonal of the inverse
         return Solved(dual, onehot[rows] - dual[rows] / own[:, None])
 
     def forward(self, features: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.kernel_ridge import KernelRidge as Reference
 from morecl import kernel_ridge
 from morecl.kernel_ridge import STRENGTHS, KernelRidge, gaussian_kernel
 from morecl.random import generator
+from morecl.triangle import Triangle
 
 
 def images(count: int, classes: int, dim: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,3 +157,13 @@ def test_features_without_variance(features: torch.Tensor) -> None:
     made.solve()
     assert (made.sharpness * made(features)).isfinite().all()
     assert made(features[:0]).shape == (0, 2)
+
+
+def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = images(90, 5)
+    whole = taught([(z, y)])
+    monkeypatch.setattr(kernel_ridge, "Triangle", functools.partial(Triangle, block=16))
+    monkeypatch.setattr(kernel_ridge, "CHUNK", 5)
+    made = taught([(z, y)])
+    torch.testing.assert_close(made.dual, whole.dual, rtol=1e-5, atol=1e-7)
+    assert made.sharpness == whole.sharpness
