@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from morecl.records import Record
 from morecl.report.notes import notes
-from morecl.report.tables import Cell, Table, build_tables
+from morecl.report.paired import all_tables
+from morecl.report.tables import Cell, Table
 
 
 def html(records: Sequence[Record]) -> str:
@@ -20,7 +21,7 @@ def html(records: Sequence[Record]) -> str:
 def markdown(records: Sequence[Record]) -> str:
     """All tables and notes; best in bold, the paper's numbers in brackets."""
     parts = ["# Results"]
-    for table in build_tables(records):
+    for table in all_tables(records):
         heads = ["Method", *(f"{benchmark} {metric}" for benchmark, metric in table.heads)]
         lines = [_pipes(heads), _pipes(["---"] + ["---:"] * len(table.heads))]
         for row, cells in table.rows.items():
@@ -35,7 +36,7 @@ def markdown(records: Sequence[Record]) -> str:
 def latex(records: Sequence[Record]) -> str:
     """All tables as ``table`` environments (package ``booktabs``); the notes as comments at the top."""
     lines = ["% Needs \\usepackage{booktabs}.", *(f"% {note}" for note in notes(records))]
-    for table in build_tables(records):
+    for table in all_tables(records):
         names = " & ".join(f"\\multicolumn{{{width}}}{{c}}{{{_tex(name)}}}" for name, width in table.groups)
         ends = list(itertools.accumulate((width for _, width in table.groups), initial=1))
         rules = " ".join(f"\\cmidrule(lr){{{start + 1}-{end}}}" for start, end in itertools.pairwise(ends))

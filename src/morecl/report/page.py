@@ -14,9 +14,10 @@ from morecl.records import Record
 from morecl.report.figures import Drawing, drawings
 from morecl.report.grid import Column, Grid, Row, arrange, columns_of
 from morecl.report.notes import caveats, notes
+from morecl.report.paired import all_tables
 from morecl.report.plots import NARROW, WIDE
 from morecl.report.render import inline_svg
-from morecl.report.tables import TABLE_KINDS, Cell, Table, build_tables, stages
+from morecl.report.tables import TABLE_KINDS, Cell, Table, stages
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Topic:
 
 
 TOPICS = (
-    Topic("accuracy", "Accuracy", ("main",), ("accuracy",)),
+    Topic("accuracy", "Accuracy", ("main", "differences"), ("accuracy",)),
     Topic("unknown", "Unknown classes", ("ood", "threshold"), ("roc",)),
     Topic("forgetting", "Forgetting", ("tasks", "transfer"), ("matrix",)),
     Topic("errors", "Task errors", ("errors",), ("errors",)),
@@ -73,7 +74,7 @@ def html(records: Sequence[Record]) -> str:
     """The page. It follows the reader's light or dark mode and has figures for wide and for narrow windows."""
     grid = arrange(records)
     columns = columns_of(grid)
-    tables = build_tables(records)
+    tables = all_tables(records)
     one_row = len(grid) == 1 and len(columns) == 1
     sections = list(_sections([] if one_row else tables, drawings(records)))
     if one_row:  # a bar chart with one bar of the two numbers that the summary has

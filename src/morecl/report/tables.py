@@ -65,6 +65,8 @@ class Cell:
     paper: tuple[float, float | None] | None = None
     best: bool = False
     same_backbone: bool = False  # as the paper's number is for
+    note: str = ""  # stands behind the number
+    signed: bool = False  # a difference
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -74,7 +76,8 @@ class Cell:
 
     def text(self, sign: str = " ± ") -> str:
         """Mean and deviation in one text."""
-        return _number(self.mean, self.std, self.digits, sign)
+        plus = "+" if self.signed and self.mean >= 0 else ""
+        return plus + _number(self.mean, self.std, self.digits, sign)
 
     def paper_text(self, sign: str = " ± ") -> str:
         """The paper's mean and deviation, marked if for another backbone; empty if it has none."""
@@ -127,8 +130,9 @@ class Table:
         return [(name, len(list(heads))) for name, heads in itertools.groupby(name for name, _ in self.heads)]
 
     def count(self, cell: Cell) -> str:
-        """``n=3`` where cells differ in their number of runs."""
-        return f"n={cell.n}" if self.same_n is None and cell.n else ""
+        """``n=3`` where cells differ in their number of runs, and the cell's note."""
+        number = f"n={cell.n}" if self.same_n is None and cell.n else ""
+        return ", ".join(part for part in (number, cell.note) if part)
 
 
 def stages(record: Record) -> dict[str, float]:
