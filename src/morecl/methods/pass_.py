@@ -125,14 +125,16 @@ class Pass(SingleHeadLearner):
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            for part in shuffled_batches(count, config.batch_size, draw):
-                own = part.to(self.device)
-                index = (turns[:, None] * count + own).flatten()  # (4 B,) every image in its four rotations
+            shown = self._shown(tokens, task, epoch)
+            parts = [part.to(self.device) for part in shuffled_batches(count, config.batch_size, draw)]
+            turned = [(turns[:, None] * count + own).flatten() for own in parts]  # (4 B,) in all four rotations
+            shown.ahead(turned)
+            for own, index in zip(parts, turned, strict=True):
                 y = (turns[:, None] + targets[own]).flatten()
                 if old is None:
-                    yield tokens[index], y
+                    yield shown[index], y
                 else:
-                    yield tokens[index], y, old[index], *self._augmented(task, draw)
+                    yield shown[index], y, old[index], *self._augmented(task, draw)
 
         def loss(x: Tensor, y: Tensor, before: Tensor | None = None, *augmented: Tensor) -> Tensor:
             features = self._features(x)

@@ -38,9 +38,9 @@ class ReadAhead:
 
     def announce(self, batches: Sequence[Tensor]) -> None:
         """These very tensors (B,) will be passed to :meth:`select`, in this order; others may come in between."""
-        rows = torch.cat(list(batches)).cpu().numpy() if batches else np.empty(0, np.int64)
-        ends = np.cumsum([len(batch) for batch in batches])[:-1]
-        self._plan = deque(zip(batches, np.split(rows, ends), strict=True))
+        rows = torch.cat(list(batches)).cpu() if batches else torch.empty(0, dtype=torch.int64)  # one copy for all
+        parts = rows.split([len(batch) for batch in batches])
+        self._plan = deque((batch, part.numpy()) for batch, part in zip(batches, parts, strict=True))
         self._batches.clear()
         self._read_ahead()
 

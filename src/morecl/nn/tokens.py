@@ -33,6 +33,8 @@ class Tokens:
     ``tokens[index]``: index (B,) int64 on the device -> (B, L, D), or (B, 3, S, S) with a trained backbone.
     """
 
+    _draw: torch.Generator | None = None  # of crops, see :meth:`augmented`
+
     def __init__(self, network: AdaptedViT, preprocess: Preprocess, images: AnyImages):
         self.network = network
         self.preprocess = preprocess
@@ -49,7 +51,7 @@ class Tokens:
     def __getitem__(self, index: Tensor) -> Tensor:
         if self.cache is not None:
             return self.cache.index_select(0, index)
-        return self._compute(self._select(index))
+        return self._compute(self._select(index), self._draw)
 
     def range(self, start: int, stop: int) -> Tensor:
         """The inputs for images start..stop-1."""
@@ -63,6 +65,13 @@ class Tokens:
         taken.images = self.images.take(rows) if isinstance(self.images, ReadAhead) else self._select(rows)
         taken.cache = None if self.cache is None else self.cache.index_select(0, rows)
         return taken
+
+    def augmented(self, draw: torch.Generator) -> Tokens:
+        """The same images, of which ``tokens[index]`` gives random crops (:mod:`morecl.nn.augment`), drawn anew each
+        time from ``draw``. Nothing is cached; all else is as it was."""
+        other = copy.copy(self)
+        other.cache, other._draw = None, draw
+        return other
 
     def ahead(self, batches: Sequence[Tensor]) -> None:
         """Announce what will be asked for: ``tokens[index]`` for each of ``batches``, in this order.
@@ -93,8 +102,9 @@ class Tokens:
         return made
 
     @torch.no_grad()
-    def _compute(self, images: Tensor) -> Tensor:
-        return self.network.prefix(self.preprocess(images))
+    def _compute(self, images: Tensor, draw: torch.Generator | None = None) -> Tensor:
+        made = self.preprocess(images) if draw is None else self.preprocess.augmented(images, draw)
+        return self.network.prefix(made)
 
 
 def _placed(images: AnyImages, device: torch.device, budget: int) -> Tensor | ReadAhead:
