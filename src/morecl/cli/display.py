@@ -89,7 +89,8 @@ class _RunDisplay:
     def line(self) -> ProgressLine:
         event = self._event
         if event is None:
-            return ProgressLine(self._left.share, self._title, self._status)
+            left = str(self._left) if self._left.done else ""
+            return ProgressLine(self._left.share, self._title, self._status, left=left)
         return ProgressLine(
             share=self._left.share,
             title=self._title,
