@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ class Decoded:
         self.problems: Problems = {int(number): why for number, why in index["problems"].items()}
         self._path, self._files = path, files
         self._file = (path / IMAGES).open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
         self._turn = threading.Lock()
         self._checksums = np.array(index["crc32"], np.uint32)
         self._checked = np.zeros(len(files), bool)
