@@ -16,6 +16,12 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     settings.load_profile("morecl")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Decoded images of the tests go to a folder of their own, also from processes that tests start."""
+    os.environ["MORECL_CACHE"] = str(tmp_path_factory.mktemp("decoded"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without a GPU its tests are skipped; asking for them alone (``-m gpu``, ``make test-gpu``) is an error."""
     if torch.cuda.is_available():

@@ -138,6 +138,7 @@ class SgdConfig(LearnerConfig):
     lr: float = Field(0.005, gt=0, le=1e30)
     momentum: float = Field(0.9, ge=0, lt=1)
     batch_size: int = Field(64, ge=1)
+    augment: bool = Field(False, description="train on random crops and mirror images, drawn anew in each epoch")
 
     @staticmethod
     def training_settings() -> frozenset[str]:

@@ -12,6 +12,7 @@ from morecl import metrics
 from morecl.data import TaskStream
 from morecl.errors import DivergedError
 from morecl.labels import Forgotten
+from morecl.pictures import some
 from morecl.records import Roc
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -49,10 +50,11 @@ class Evaluator:
         self._label: dict[Hashable, int] = {}
         for label, name in enumerate(stream.dataset.classes):
             self._label |= {name: label, label: label}
-        tasks = list(stream)
-        self.features = CachedFeatures(learner, learner.prepare(np.concatenate([task.x_test for task in tasks])))
-        self.labels = np.concatenate([task.y_test for task in tasks])
-        self.task_of_image = np.repeat(np.arange(len(tasks)), [len(task.y_test) for task in tasks])
+        rows = [stream.test_rows(k) for k in range(len(stream))]
+        images = some(stream.dataset.x_test, np.concatenate(rows))  # task by task
+        self.features = CachedFeatures(learner, learner.prepare(images))
+        self.labels = stream.dataset.y_test[np.concatenate(rows)]
+        self.task_of_image = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
 
     @property
     def learner(self) -> Learner:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-ImageArray = NDArray[np.uint8]
+from morecl.pictures import AnyImages, Pictures
+from morecl.pictures import ImageArray as ImageArray
+
 STRIP = 32  # of an image longer than this many times its width, only the middle is scaled
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA: an array with such a last dimension looks like H x W x channels
 
@@ -59,6 +61,11 @@ def middle(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, width - left, height - top
 
 
+def as_images(images: Any, side: int) -> AnyImages:
+    """:func:`as_array`, but :class:`Pictures` stay what they are and are not read."""
+    return images if isinstance(images, Pictures) else as_array(images, side)
+
+
 def as_array(images: Any, side: int) -> ImageArray:
     """``images`` as uint8 (N, H, W, 3).
 
@@ -75,6 +82,8 @@ def as_array(images: Any, side: int) -> ImageArray:
     """
     if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()
+    if isinstance(images, Pictures):
+        return images[:]
     if isinstance(images, np.ndarray):
         return _stack(images)
     if isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Sequence):

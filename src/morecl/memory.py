@@ -12,6 +12,7 @@ from torch import Tensor
 from morecl.errors import InputError
 from morecl.images import ImageArray, to_side
 from morecl.labels import Forgotten
+from morecl.pictures import AnyImages, Pictures, joined
 
 Columns = NDArray[np.int64]
 Extra = NDArray[np.float32]
@@ -60,13 +61,13 @@ class ReplayMemory:
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
-    def update(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
+    def update(self, images: AnyImages, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Add a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
         order = torch.randperm(len(columns), generator=generator).numpy()
         self.update_ranked(images, columns, order, generator, **extras)
 
     def update_ranked(
-        self, images: ImageArray, columns: Columns, order: Columns, generator: torch.Generator, **extras: Extra
+        self, images: AnyImages, columns: Columns, order: Columns, generator: torch.Generator, **extras: Extra
     ) -> None:
         """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
 
@@ -103,7 +104,7 @@ class ReplayMemory:
     def _forgotten(self) -> int:
         return sum(isinstance(label, Forgotten) for label in self._classes)
 
-    def offer(self, images: ImageArray, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
+    def offer(self, images: AnyImages, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
         """Reservoir sampling over the stream of all images ever offered; ``images`` (N, H, W, 3) come next in it."""
         slots = reservoir_slots(self.seen, len(columns), self.size, generator)
         source = np.arange(min(self.size, self.seen + len(columns)))  # slot -> index into [memory, images]
@@ -113,7 +114,7 @@ class ReplayMemory:
         self.append(images, columns, **extras)
         self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
 
-    def add(self, images: ImageArray, columns: Columns, seen: Columns, generator: torch.Generator) -> None:
+    def add(self, images: AnyImages, columns: Columns, seen: Columns, generator: torch.Generator) -> None:
         """Take in further ``images`` (N, H, W, 3) of known classes ``columns`` (N,), into a balanced random memory.
 
         What is stored of a class stays a uniform sample of all its images: with ``seen[c]`` images before, the number
@@ -156,18 +157,18 @@ class ReplayMemory:
         parts = [np.flatnonzero(self.columns == c)[:quota] for c in sorted(self._fitting_holders(generator))]
         self._keep(np.concatenate([*parts, np.empty(0, np.int64)]))
 
-    def append(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
+    def append(self, images: AnyImages, columns: Columns, **extras: Extra) -> None:
         """Keep everything stored and add all of ``images``."""
         self._store(np.arange(len(self)), images, columns, extras)
 
-    def replace(self, images: ImageArray, columns: Columns, **extras: Extra) -> None:
+    def replace(self, images: AnyImages, columns: Columns, **extras: Extra) -> None:
         """Hold exactly these."""
         self._store(np.empty(0, np.int64), images, columns, extras)
 
     # ---- for methods and checkpoints --------------------------------------------------------------------------
 
-    def followed_by(self, images: ImageArray) -> ImageArray:
-        """The stored images, then ``images``, in one array (at the backbone's resize size if the sizes differ)."""
+    def followed_by(self, images: AnyImages) -> AnyImages:
+        """The stored images, then ``images`` (at the backbone's resize size if the sizes differ)."""
         return _joined(self.images, images, self._side)
 
     def state(self) -> dict[str, Tensor]:
@@ -193,14 +194,15 @@ class ReplayMemory:
         if len(kept) < len(self):
             self.replace(self.images[kept], self.columns[kept], **{k: v[kept] for k, v in self.extras.items()})
 
-    def _store(self, kept: Columns, images: ImageArray, columns: Columns, extras: dict[str, Extra]) -> None:
+    def _store(self, kept: Columns, images: AnyImages, columns: Columns, extras: dict[str, Extra]) -> None:
         """Hold the stored images ``kept`` (indices), then copies of ``images``: those arrays are the user's."""
         if len(kept) and extras.keys() != self.extras.keys():
             raise ValueError(f"stored images have the extras {sorted(self.extras)}, new ones {sorted(extras)}")
         self.extras = {
             name: _padded(self.extras[name][kept], new) if len(kept) else new.copy() for name, new in extras.items()
         }
-        self.images = _joined(self.images[kept], images, self._side) if len(kept) else images.copy()
+        array = np.asarray(images)
+        self.images = np.asarray(_joined(self.images[kept], array, self._side)) if len(kept) else array.copy()
         self.columns = np.concatenate([self.columns[kept], columns])
 
 
@@ -213,7 +215,7 @@ class LogitReservoir:
     """
 
     def __init__(
-        self, memory: ReplayMemory, images: ImageArray, columns: Columns, sizes: Sequence[int], device: torch.device
+        self, memory: ReplayMemory, images: AnyImages, columns: Columns, sizes: Sequence[int], device: torch.device
     ):
         """``images`` (N, H, W, 3) and ``columns`` (N,) of the new task; ``sizes``: classes of each task, with it."""
         self.images = memory.followed_by(images)  # what is in the memory, then the task
@@ -331,12 +333,13 @@ def last_of_each(slots: Tensor, elsewhere: int) -> Tensor:
     return slots.where(last & (slots >= 0), elsewhere)
 
 
-def _joined(old: ImageArray, new: ImageArray, side: int) -> ImageArray:
+def _joined(old: ImageArray, new: AnyImages, side: int) -> AnyImages:
+    """``old``, then ``new``; not read yet if ``new`` is not."""
     if not len(old):
         return new
     if old.shape[1:] != new.shape[1:]:
-        old, new = to_side(old, side), to_side(new, side)
-    return np.concatenate([old, new])
+        old, new = to_side(old, side), to_side(np.asarray(new), side)
+    return joined([old, new]) if isinstance(new, Pictures) else np.concatenate([old, new])
 
 
 def _padded(old: Extra, new: Extra) -> Extra:

@@ -7,7 +7,8 @@ task 1 epoch 3/20 ━━──────── loss 0.41 180 img/s 0:34 left
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -65,6 +66,42 @@ def show(console: Console | None = None, clock: Clock = time.monotonic) -> Liste
     """
     console = Console(stderr=True) if console is None else console
     return _Printer(console, clock) if console.is_terminal else silent
+
+
+Count = Callable[[str, int, int], None]  # what is done, how many of them, out of how many (0: unknown)
+_displays: list[Count] = []  # open displays; the last one shows counts
+
+
+@contextmanager
+def shown_by(display: Count) -> Iterator[None]:
+    """Inside the block, what :func:`counting` counts goes to ``display``, which has a live line already."""
+    _displays.append(display)
+    try:
+        yield
+    finally:
+        _displays.remove(display)
+
+
+@contextmanager
+def counting(what: str, total: int, *, visible: bool) -> Iterator[Callable[[int], None]]:
+    """Yield a function to be called with the number of things done so far.
+
+    Shown by an open display, or else by a line of its own on stderr if that is a terminal; not at all unless
+    ``visible``.
+    """
+    if not visible:
+        yield lambda done: None
+    elif _displays:
+        display = _displays[-1]
+        display(what, 0, total)
+        yield lambda done: display(what, done, total)
+    else:
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task(what, total=total or None)
+            yield lambda done: bar.update(task, completed=done)
 
 
 class TimeLeft:

@@ -27,6 +27,7 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of
 LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
+AT_ONCE = 2**28  # random features, 2 GiB, up to which those of all images are held where that is faster
 
 T = TypeVar("T")
 
@@ -201,6 +202,31 @@ def held_out_errors(
     right = vectors.mT @ (onehot if dual else phi.mT @ onehot)
     values = values.clamp(min=0)
     return [float((left @ (right / (values + r)[:, None]) - other_onehot).square().sum()) for r in strengths]
+
+
+def held_out_errors_in_chunks(
+    make: Callable[[Tensor], Tensor],
+    features: Tensor,
+    onehot: Tensor,
+    others: Tensor,
+    other_onehot: Tensor,
+    strengths: Sequence[float],
+) -> list[float]:
+    """As :func:`held_out_errors` with phi = ``make(features)``, of which only ``CHUNK`` rows are held at once."""
+    width = make(features[:1]).shape[1]
+    gram, cross = onehot.new_zeros(width, width), onehot.new_zeros(width, onehot.shape[1])
+    for z, y in zip(features.split(CHUNK), onehot.split(CHUNK), strict=True):
+        phi = make(z).double()
+        gram.addmm_(phi.mT, phi)
+        cross.addmm_(phi.mT, y)
+    values, vectors = torch.linalg.eigh(gram)
+    right, values = vectors.mT @ cross, values.clamp(min=0)
+    errors = [0.0] * len(strengths)
+    for z, y in zip(others.split(CHUNK), other_onehot.split(CHUNK), strict=True):
+        left = make(z).double() @ vectors
+        for i, r in enumerate(strengths):
+            errors[i] += float((left @ (right / (values + r)[:, None]) - y).square().sum())
+    return errors
 
 
 def packed(matrix: Tensor) -> Tensor:

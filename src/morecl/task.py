@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from morecl.errors import InputError
-from morecl.images import ImageArray, as_array
+from morecl.images import as_images
 from morecl.labels import Forgotten, encode
+from morecl.pictures import AnyImages
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TaskData:
     """A task as a method gets it. Tensors are on the CPU."""
 
     index: int  # 0-based
-    images: ImageArray  # uint8 (N, H, W, 3)
+    images: AnyImages  # uint8 (N, H, W, 3)
     targets: Tensor  # (N,) the class of each image, counted within the task: 0..classes-1
     classes: int
     first_column: int  # position of the task's first class among all classes seen
@@ -32,7 +33,7 @@ class TaskData:
         return self.first_column + self.targets
 
 
-def read_task(images: Any, labels: Any, side: int) -> tuple[ImageArray, list[Hashable]]:
+def read_task(images: Any, labels: Any, side: int) -> tuple[AnyImages, list[Hashable]]:
     """What ``learn_task`` was given, as uint8 (N, H, W, 3) and N labels.
 
     Raises:
@@ -41,7 +42,7 @@ def read_task(images: Any, labels: Any, side: int) -> tuple[ImageArray, list[Has
     if labels is None:
         images, labels = _folder(images)
     names = _check_labels(labels)
-    array = as_array(list(images) if isinstance(images, Iterator) else images, side)
+    array = as_images(list(images) if isinstance(images, Iterator) else images, side)
     if len(array) != len(names):
         raise ValueError(f"{len(array)} images but {len(names)} labels")
     if not names:
@@ -77,7 +78,7 @@ def check_label(label: Any) -> Hashable:
 
 
 def task_data(
-    array: ImageArray, names: Sequence[Hashable], classes: Sequence[Hashable], index: int, first: int
+    array: AnyImages, names: Sequence[Hashable], classes: Sequence[Hashable], index: int, first: int
 ) -> TaskData:
     """Images and their labels ``names``, all among the task's ``classes``, as task number ``index``."""
     position = {name: i for i, name in enumerate(classes)}

@@ -198,8 +198,10 @@ def row_batches(
     inputs: Tokens | Tensor, rows: Sequence[Tensor], batch_size: int, generator: torch.Generator
 ) -> Iterator[Batch]:
     """``inputs`` of N images and ``rows`` (N, ...) that go with them, in random order and in batches."""
-    order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
-    for index in order.split(batch_size):
+    batches = torch.randperm(len(inputs), generator=generator).to(inputs.device).split(batch_size)
+    if isinstance(inputs, Tokens):
+        inputs.ahead(batches)
+    for index in batches:
         yield inputs[index], *(row[index] for row in rows)
 
 

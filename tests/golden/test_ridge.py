@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from morecl.random import generator
-from morecl.ridge import STRENGTHS, Ridge, best_sharpness, descend, held_out_errors, packed, unpacked
+from morecl.ridge import (
+    STRENGTHS,
+    Ridge,
+    best_sharpness,
+    descend,
+    held_out_errors,
+    held_out_errors_in_chunks,
+    packed,
+    unpacked,
+)
 
 DIM, WIDTH = 6, 40
 
@@ -132,7 +141,7 @@ def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:
 
 
 @pytest.mark.parametrize("count", [20, 90])  # fewer and more images than random features
-def test_held_out_errors_are_those_of_each_classifier(count: int) -> None:
+def test_held_out_errors_are_those_of_each_classifier(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     phi, onehot = rng.normal(size=(count, WIDTH)), np.eye(3)[rng.integers(0, 3, count)]
     other, other_onehot = rng.normal(size=(11, WIDTH)), np.eye(3)[rng.integers(0, 3, 11)]
@@ -143,6 +152,8 @@ def test_held_out_errors_are_those_of_each_classifier(count: int) -> None:
         expected.append(((other @ weight - other_onehot) ** 2).sum())
     tensors = [torch.from_numpy(part) for part in (phi, onehot, other, other_onehot)]
     assert held_out_errors(*tensors, strengths) == pytest.approx(expected, rel=1e-8)
+    monkeypatch.setattr("morecl.ridge.CHUNK", 7)
+    assert held_out_errors_in_chunks(lambda z: z, *tensors, strengths) == pytest.approx(expected, rel=1e-8)
 
 
 def test_a_strength_can_be_given() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 import morecl
 import tiny
+from morecl import progress
 from morecl.progress import EpochDone, TimeLeft, show, silent
 
 
@@ -96,3 +97,19 @@ def test_only_stages_on_images_report_a_speed() -> None:
     speeds = {event.stage: event.images_per_second for event in events}
     assert speeds.keys() == {"", "back-update"}
     assert speeds["back-update"] is None and speeds[""] is not None and speeds[""] > 0
+
+
+def test_counts_go_to_the_open_display() -> None:
+    seen: list[tuple[str, int, int]] = []
+    with progress.shown_by(lambda *count: seen.append(count)):
+        with progress.counting("decoding images", 5, visible=True) as count:
+            count(3)
+        with progress.counting("decoding images", 5, visible=False) as count:
+            count(4)
+    assert seen == [("decoding images", 0, 5), ("decoding images", 3, 5)]
+
+
+def test_counts_without_a_terminal_are_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.counting("decoding images", 5, visible=True) as count:
+        count(5)
+    assert capsys.readouterr() == ("", "")

@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 
 from morecl import __version__
-from morecl.cli import bench, listing, report, run, serve, suite
+from morecl.cli import bench, cache, listing, report, run, serve, suite
 from morecl.cli.grouped import GroupedCommands
 from morecl.cli.own import evaluate, learn, model, predict
 from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
@@ -54,6 +54,7 @@ _experiments()(suite.tune)
 _experiments()(report.report)
 _experiments()(bench.bench)
 _experiments("list")(listing.list_)
+app.add_typer(cache.app, name="cache", rich_help_panel="Experiments")
 
 
 def main() -> None:

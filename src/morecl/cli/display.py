@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from morecl.data.datasets import FOLDER
-from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
+from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft, shown_by
 
 if TYPE_CHECKING:  # these import torch
     from morecl.data import TaskStream
@@ -35,7 +35,8 @@ def watching(console: Console, title: str, clock: Clock = time.monotonic) -> Ite
     if not console.is_terminal:
         yield watcher
         return
-    with Live(console=console, get_renderable=display.line, refresh_per_second=4, transient=True):
+    live = Live(console=console, get_renderable=display.line, refresh_per_second=4, transient=True)
+    with live, shown_by(display.reading):
         yield watcher
 
 
@@ -65,6 +66,12 @@ class _RunDisplay:
             for note in folder_notes(learner, stream):
                 self._console.print(note, style="dim", markup=False, emoji=False, highlight=False)
 
+    def reading(self, what: str, done: int, total: int) -> None:
+        if total and not self._left.total:
+            self._left.start(total)
+        self._left.reach(done)
+        self._status = f"{what} {done:,}/{total:,}" if total else what
+
     def epoch(self, event: EpochDone) -> None:
         self._event = event
         if not event.stage:
@@ -82,7 +89,8 @@ class _RunDisplay:
     def line(self) -> ProgressLine:
         event = self._event
         if event is None:
-            return ProgressLine(self._left.share, self._title, self._status)
+            left = str(self._left) if self._left.done else ""
+            return ProgressLine(self._left.share, self._title, self._status, left=left)
         return ProgressLine(
             share=self._left.share,
             title=self._title,

@@ -2,7 +2,7 @@
 
 from morecl.data.benchmarks import Recipe, build_stream, load_recipe, recipe_names
 from morecl.data.datasets import DATASETS, load_dataset, resolve_data_root
-from morecl.data.folder import SkippedImagesWarning
+from morecl.data.folder import SkippedImagesWarning, StreamedImagesWarning
 from morecl.data.orders import ORDERS, class_order
 from morecl.data.stream import Dataset, Division, Images, Labels, Task, TaskStream
 
@@ -15,6 +15,7 @@ __all__ = [
     "Labels",
     "Recipe",
     "SkippedImagesWarning",
+    "StreamedImagesWarning",
     "Task",
     "TaskStream",
     "build_stream",

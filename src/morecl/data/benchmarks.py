@@ -17,6 +17,7 @@ from morecl.data.datasets import FOLDER, check_dataset_name, load_dataset
 from morecl.data.folder import FOLDER_SIZE, find_classes
 from morecl.data.stream import Dataset, Division, Labels, TaskStream
 from morecl.errors import InputError, unknown_name
+from morecl.pictures import some
 
 LARGEST_SIDE = 4096
 _DEFAULTS = "cifar10-5t"  # its settings are used for folders
@@ -180,10 +181,10 @@ def _limited(dataset: Dataset, train: int | None, test: int | None) -> Dataset:
     """The first ``train`` and ``test`` images of each class, in file order."""
     if train is not None:
         keep = _first(dataset.y_train, train, "train_per_class")
-        dataset = replace(dataset, x_train=dataset.x_train[keep], y_train=dataset.y_train[keep])
+        dataset = replace(dataset, x_train=some(dataset.x_train, keep), y_train=dataset.y_train[keep])
     if test is not None:
         keep = _first(dataset.y_test, test, "test_per_class")
-        dataset = replace(dataset, x_test=dataset.x_test[keep], y_test=dataset.y_test[keep])
+        dataset = replace(dataset, x_test=some(dataset.x_test, keep), y_test=dataset.y_test[keep])
     return dataset
 
 
@@ -210,4 +211,4 @@ def _hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
             )
         held[mine[:count]] = True
     x, y = dataset.x_train, dataset.y_train
-    return replace(dataset, x_train=x[~held], y_train=y[~held], x_test=x[held], y_test=y[held])
+    return replace(dataset, x_train=some(x, ~held), y_train=y[~held], x_test=some(x, held), y_test=y[held])

@@ -32,7 +32,7 @@ def load_dataset(
     """
     check_dataset_name(name)
     if name.startswith(FOLDER):
-        return load_folder(Path(name.removeprefix(FOLDER)).expanduser(), folder_size)
+        return load_folder(Path(name.removeprefix(FOLDER)).expanduser(), folder_size, progress=progress)
     if name == "digits":
         return _digits()
     source, root = SOURCES[name], resolve_data_root(data_root)

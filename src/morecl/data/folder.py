@@ -6,15 +6,16 @@ import hashlib
 import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from morecl.data.stream import Dataset, Images
+from morecl.data.cache import NoRoomError, decoded
+from morecl.data.decoding import Problems, Streamed, decode_all
+from morecl.data.stream import Dataset
 from morecl.errors import InputError
-from morecl.images import open_image, square
+from morecl.pictures import InMemory, Pictures
 from morecl.ram import available_bytes
 
 # Pillow may not read all of them (.heic needs a plug-in); files it cannot read are named in a warning.
@@ -27,10 +28,15 @@ TEST_SHARE = 0.2
 SPLITS = ("train", "test")
 _SPLIT_LIKE = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
 _NAMED_IN_WARNING = 5
+HELD_BYTES, HELD_SHARE = 1 << 30, 0.25  # images held in memory if the disk is short: at most, and of what is free
 
 
 class SkippedImagesWarning(UserWarning):
     """Some image files could not be read; ``Dataset.skipped`` lists all of them."""
+
+
+class StreamedImagesWarning(UserWarning):
+    """Images are decoded whenever they are asked for, because the disk is short."""
 
 
 def find_classes(path: Path) -> tuple[str, ...]:
@@ -65,7 +71,7 @@ def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
     return files, labels
 
 
-def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
+def load_folder(path: Path, size: int = FOLDER_SIZE, *, progress: bool = False) -> Dataset:
     """The images under ``path`` as ``size`` x ``size`` RGB: shorter side scaled (bicubic), centre cropped by
     :func:`morecl.images.square`, which also prepares the images passed to a learner.
 
@@ -74,6 +80,10 @@ def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
     if that leaves a class without a training or a test image, the file with the nearest hash fills the gap. Unreadable
     images are skipped and named in a SkippedImagesWarning and in ``Dataset.skipped``. Files without an image's
     extension are ignored.
+
+    The images are decoded once, into a cache on disk (:mod:`morecl.data.cache`), and read when they are asked for. If
+    the disk is short, they are decoded whenever they are asked for, and a StreamedImagesWarning says so; few images are
+    then held in memory instead.
     """
     if size < 1:
         raise InputError(f"the size of a folder's images must be at least 1 pixel, not {size}.")
@@ -84,33 +94,51 @@ def load_folder(path: Path, size: int = FOLDER_SIZE) -> Dataset:
         for label, name in enumerate(classes):
             files += [(file, label, base == path / "test") for file in _images(base / name)]
     try:
-        return _decoded(path, files, classes, size, automatic)
+        x, problems = _pictures(path, [file for file, _, _ in files], size, progress)
     except MemoryError as error:
-        raise _too_large(path, len(files), size) from error
+        raise InputError(
+            f"{path}: there is not enough memory to decode images to {size} x {size} pixels. Use a smaller image_size, "
+            "or a backbone with smaller inputs."
+        ) from error
+    return _divided(path, files, classes, x, problems, automatic)
 
 
-def _decoded(
-    path: Path, files: list[tuple[Path, int, bool]], classes: tuple[str, ...], size: int, automatic: bool
+def _pictures(path: Path, files: list[Path], size: int, progress: bool) -> tuple[Pictures, Problems]:
+    """The images in all ``files``, and which of them cannot be read."""
+    try:
+        source = decoded(path, files, size, progress=progress)
+        return Pictures(source), source.problems
+    except NoRoomError as error:
+        reason = str(error)
+    needed, available = len(files) * size * size * 3, available_bytes()
+    if needed <= HELD_BYTES and (available is None or needed <= HELD_SHARE * available):
+        held = np.empty((len(files), size, size, 3), np.uint8)
+        problems = decode_all(files, size, lambda start, some: np.copyto(held[start:][: len(some)], some))
+        return Pictures(InMemory(held)), problems
+    warnings.warn(
+        f"the images under {path} do not fit into the cache for decoded images ({reason}): each is decoded whenever it "
+        "is needed, which is slower. Name a folder on a larger disk with MORECL_CACHE, or see `morecl cache list`.",
+        StreamedImagesWarning,
+        stacklevel=4,
+    )
+    problems = decode_all(files, size, lambda start, some: None, progress=progress)  # which of them can be read?
+    return Pictures(Streamed(files, size)), problems
+
+
+def _divided(
+    path: Path,
+    files: list[tuple[Path, int, bool]],
+    classes: tuple[str, ...],
+    x: Pictures,
+    problems: Problems,
+    automatic: bool,
 ) -> Dataset:
-    """Open all ``files`` and divide them into train and test."""
-    x = _allocated(path, len(files), size)
-
-    def decode(i: int) -> str | None:
-        try:
-            x[i] = square(open_image(files[i][0]), size)
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
-            return f"{_inside(path, files[i][0])} ({str(error) or type(error).__name__})"
-        return None
-
-    with ThreadPoolExecutor() as pool:
-        problems = list(pool.map(decode, range(len(files))))
-    skipped = tuple(problem for problem in problems if problem)
+    """Divide the images that can be read into train and test."""
+    skipped = tuple(f"{_inside(path, files[number][0])} ({why})" for number, why in problems.items())
     if skipped:
         _warn(path, skipped, len(files))
-
-    readable = np.array([problem is None for problem in problems], bool)
+    readable = np.ones(len(files), bool)
+    readable[list(problems)] = False
     y = np.array([label for _, label, _ in files], np.int64)
     test = np.array([in_test for _, _, in_test in files], bool)
     for label, name in enumerate(classes):
@@ -122,7 +150,7 @@ def _decoded(
             raise InputError(_too_few(path, name, len(mine), held, automatic, len(skipped)))
     train, test = readable & ~test, readable & test
     name = f"folder:{path.resolve().name}"
-    return Dataset(name, x[train], y[train], x[test], y[test], classes, skipped, automatic)
+    return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped, automatic)
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
@@ -141,28 +169,6 @@ def _class_names(path: Path) -> tuple[str, ...]:
             f"{path} has the folders {', '.join(names)}; expected train/ and test/, or one folder per class."
         )
     return names
-
-
-def _allocated(path: Path, images: int, size: int) -> Images:
-    """Room for all images, (N, size, size, 3), after a check that it exists: writing to memory that is not there gets
-    the process killed."""
-    available = available_bytes()
-    if available is not None and _bytes_needed(images, size) > available:
-        raise _too_large(path, images, size, available)
-    return np.empty((images, size, size, 3), np.uint8)
-
-
-def _bytes_needed(images: int, size: int) -> int:
-    return 2 * images * size * size * 3  # all of them, and once more while train and test are cut out
-
-
-def _too_large(path: Path, images: int, size: int, available: int | None = None) -> InputError:
-    needed = _bytes_needed(images, size) / 1e9
-    left = "" if available is None else f", {available / 1e9:.1f} GB are available"
-    return InputError(
-        f"{path}: {_counted(images, 'image')} at {size} x {size} pixels need {needed:.1f} GB of memory{left}. "
-        "Use a smaller image_size, a backbone with smaller inputs, or fewer images."
-    )
 
 
 def _is_split(path: Path) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from morecl.errors import InputError
+from morecl.pictures import AnyImages, chunks, some
 
-Images = NDArray[np.uint8]  # (N, H, W, 3) or (N, H, W)
+Images = AnyImages  # uint8 (N, H, W, 3) or (N, H, W): an array, or images that are read when they are asked for
 Labels = NDArray[np.int64]  # (N,)
 Division = int | list[int]  # a number of tasks of equal size, or the size of each
 
@@ -49,9 +50,12 @@ class Dataset:
     def fingerprint(self) -> str:
         """sha256 over types, shapes and bytes of the four arrays and the class names: 64 hex digits."""
         digest = hashlib.sha256()
-        for array in (self.x_train, self.y_train, self.x_test, self.y_test):
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+        for x, y in ((self.x_train, self.y_train), (self.x_test, self.y_test)):
+            digest.update(f"{x.dtype.str}{x.shape}".encode())
+            for part in chunks(x):
+                digest.update(part.data)
+            digest.update(f"{y.dtype.str}{y.shape}".encode())
+            digest.update(np.ascontiguousarray(y).data)
         digest.update("\n".join(self.classes).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
@@ -100,11 +104,14 @@ class TaskStream:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, index: int) -> Task:
-        group = self.groups[index]
-        train = np.flatnonzero(np.isin(self.dataset.y_train, group))
-        test = np.flatnonzero(np.isin(self.dataset.y_test, group))
-        d = self.dataset
-        return Task(index, group, d.x_train[train], d.y_train[train], d.x_test[test], d.y_test[test])
+        """Images that are not in memory are not read here either, but when the task is learned."""
+        group, d = self.groups[index], self.dataset
+        train, test = np.flatnonzero(np.isin(d.y_train, group)), self.test_rows(index)
+        return Task(index, group, some(d.x_train, train), d.y_train[train], some(d.x_test, test), d.y_test[test])
+
+    def test_rows(self, index: int) -> NDArray[np.intp]:
+        """Where the test images of a task are in ``dataset.x_test``."""
+        return np.flatnonzero(np.isin(self.dataset.y_test, self.groups[index]))
 
 
 def task_sizes(tasks: Division, classes: int, name: str) -> list[int]:

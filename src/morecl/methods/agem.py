@@ -76,8 +76,11 @@ class Agem(SingleHeadLearner):
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
             size = min(config.memory_batch_size, len(replay))
-            for own, other in paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device):
-                yield tokens[own], columns[own], *((replay[other], replay_columns[other]) if len(other) else ())
+            pairs = paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device)
+            shown, again = self._shown(tokens, task, epoch), self._shown(replay, task, epoch, "replay")
+            shown.ahead([own for own, _ in pairs])
+            for own, other in pairs:
+                yield shown[own], columns[own], *((again[other], replay_columns[other]) if len(other) else ())
 
         def loss(x: Tensor, y: Tensor, *reference: Tensor) -> Tensor:
             return F.cross_entropy(self.head(self._features(x)), y)

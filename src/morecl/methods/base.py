@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, Role, SgdConfig
 from morecl.errors import InputError
-from morecl.images import as_array
+from morecl.images import as_images
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
 from morecl.methods.between_tasks import BetweenTasks
@@ -210,7 +210,7 @@ class Learner(BetweenTasks, ABC):
 
     def prepare(self, images: Any) -> Tokens:
         """Images on the device, ready for :meth:`embed`."""
-        return Tokens(self.network, self.preprocess, as_array(images, self.backbone.input.resize))
+        return Tokens(self.network, self.preprocess, as_images(images, self.backbone.input.resize))
 
     @torch.no_grad()
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -76,13 +76,14 @@ class Derpp(SingleHeadLearner):
 
             def batches(epoch: int) -> Iterator[Batch]:
                 draw = generator(config.seed, "epoch", task.index, epoch)
-                for own, slots, first, second in reservoir.epoch(
-                    epoch, config.batch_size, config.memory_batch_size, draw
-                ):
+                shown = self._shown(tokens, task, epoch)
+                drawn = list(reservoir.epoch(epoch, config.batch_size, config.memory_batch_size, draw))
+                shown.ahead([own for own, *_ in drawn])
+                for own, slots, first, second in drawn:
                     a, za, known = reservoir.read(first)
                     known = known | (not config.mask_unseen)
                     b, _, _ = reservoir.read(second)
-                    yield tokens[own], y[own], tokens[a], za, known, tokens[b], y[b], own, slots
+                    yield shown[own], y[own], shown[a], za, known, shown[b], y[b], own, slots
 
             def loss(
                 x: Tensor,

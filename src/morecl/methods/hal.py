@@ -116,8 +116,11 @@ class Hal(SingleHeadLearner):
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
             size = config.memory_batch_size
-            for own, other in paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device):
-                yield torch.cat([tokens[own], replay[other]]), torch.cat([columns[own], replay_columns[other]])
+            pairs = paired_batches(len(tokens), config.batch_size, len(replay), size, draw, self.device)
+            shown, again = self._shown(tokens, task, epoch), self._shown(replay, task, epoch, "replay")
+            shown.ahead([own for own, _ in pairs])
+            for own, other in pairs:
+                yield torch.cat([shown[own], again[other]]), torch.cat([columns[own], replay_columns[other]])
 
         anchors = self.network.prefix(self.anchors.images[: task.first_column]) if task.index else None
 

@@ -61,8 +61,10 @@ class Hat(MaskedLearner):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(self.config.seed, "epoch", task.index, epoch)
-            for index, weight in self._weighted_batches(len(tokens), size, draw):
-                yield tokens[index], targets[index], weight
+            own, shown = self._weighted_batches(len(tokens), size, draw), self._shown(tokens, task, epoch)
+            shown.ahead([index for index, _ in own])
+            for index, weight in own:
+                yield shown[index], targets[index], weight
 
         with self._clock("train"):
             self._train(task, batches, -(-len(tokens) // size), listener)

@@ -282,16 +282,19 @@ class ReplayLearner(MaskedLearner):
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             draw = generator(config.seed, "epoch", task.index, epoch)
             own = self._weighted_batches(len(tokens), config.batch_size, draw)
+            shown = self._shown(tokens, task, epoch)
+            shown.ahead([index for index, _ in own])
             if replay is None:
-                yield from ((tokens[index], targets[index], weight) for index, weight in own)
+                yield from ((shown[index], targets[index], weight) for index, weight in own)
                 return
+            again = self._shown(replay, task, epoch, "replay")
             drawn = repeated_shuffles(len(replay), steps * config.memory_batch_size, draw).to(self.device)
             for b, (index, weight) in enumerate(own):
                 other = drawn[b * config.memory_batch_size :][: config.memory_batch_size]
                 # the last batch of an epoch may be smaller; its replayed part counts for as much less
                 share = min(1.0, (len(tokens) - b * config.batch_size) / config.batch_size)
                 yield (
-                    torch.cat([tokens[index], replay[other]]),
+                    torch.cat([shown[index], again[other]]),
                     torch.cat([targets[index], replayed[other]]),
                     torch.cat([weight, torch.full_like(other, share, dtype=weight.dtype)]),
                 )

@@ -35,6 +35,7 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -45,11 +46,12 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.config import TrainingConfig
-from morecl.images import ImageArray, to_side
+from morecl.images import to_side
 from morecl.methods.base import TaskData
 from morecl.methods.prototypes import Prototypes
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
+from morecl.pictures import AnyImages, Pictures, changed, joined
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, shuffled_batches
@@ -78,9 +80,12 @@ class AugmentedPrototypes(Prototypes):
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
 
 
-def rotated(images: ImageArray) -> ImageArray:
+def rotated(images: AnyImages) -> AnyImages:
     """(N, S, S, 3) -> (4 N, S, S, 3): all images as they are, then all rotated by 90, 180 and 270 degrees."""
-    return np.concatenate([np.rot90(images, r, axes=(1, 2)) for r in range(ROTATIONS)])
+    turns = [partial(np.rot90, k=r, axes=(1, 2)) for r in range(ROTATIONS)]
+    if isinstance(images, Pictures):
+        return joined([changed(images, turn) for turn in turns])
+    return np.concatenate([turn(images) for turn in turns])
 
 
 class Pass(SingleHeadLearner):
@@ -103,7 +108,9 @@ class Pass(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         images = task.images
         if images.shape[1] != images.shape[2]:
-            images = to_side(images, self.backbone.input.resize)  # only a square keeps its shape when rotated
+            images = to_side(
+                np.asarray(images), self.backbone.input.resize
+            )  # only a square keeps its shape when rotated
         with self._clock("train"):
             self._train(task, self.prepare(rotated(images)), listener)
             self._estimate(task)
@@ -118,14 +125,16 @@ class Pass(SingleHeadLearner):
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(config.seed, "epoch", task.index, epoch)
-            for part in shuffled_batches(count, config.batch_size, draw):
-                own = part.to(self.device)
-                index = (turns[:, None] * count + own).flatten()  # (4 B,) every image in its four rotations
+            shown = self._shown(tokens, task, epoch)
+            parts = [part.to(self.device) for part in shuffled_batches(count, config.batch_size, draw)]
+            turned = [(turns[:, None] * count + own).flatten() for own in parts]  # (4 B,) in all four rotations
+            shown.ahead(turned)
+            for own, index in zip(parts, turned, strict=True):
                 y = (turns[:, None] + targets[own]).flatten()
                 if old is None:
-                    yield tokens[index], y
+                    yield shown[index], y
                 else:
-                    yield tokens[index], y, old[index], *self._augmented(task, draw)
+                    yield shown[index], y, old[index], *self._augmented(task, draw)
 
         def loss(x: Tensor, y: Tensor, before: Tensor | None = None, *augmented: Tensor) -> Tensor:
             features = self._features(x)

@@ -33,7 +33,7 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.ridge import Ridge, held_out_errors
+from morecl.ridge import AT_ONCE, Ridge, held_out_errors, held_out_errors_in_chunks
 from morecl.scoring import LearnedTask, Output, Rule
 
 STRENGTHS = tuple(10.0**exponent for exponent in range(-8, 9))
@@ -65,9 +65,13 @@ class RidgeRule(Rule):
         order = torch.randperm(len(features), generator=generator(self._seed, "ridge strength", task.index))
         order = order.to(features.device)
         cut = max(1, int(TRAINING_SHARE * len(order)))
-        phi = self.ridge.random_features(features[order]).double()
         onehot = F.one_hot(task.targets.to(features.device)[order], task.classes).double()
-        errors = held_out_errors(phi[:cut], onehot[:cut], phi[cut:], onehot[cut:], STRENGTHS)
+        if len(features) * self.ridge.width > AT_ONCE:
+            z, make = features[order], self.ridge.random_features
+            errors = held_out_errors_in_chunks(make, z[:cut], onehot[:cut], z[cut:], onehot[cut:], STRENGTHS)
+        else:
+            phi = self.ridge.random_features(features[order]).double()
+            errors = held_out_errors(phi[:cut], onehot[:cut], phi[cut:], onehot[cut:], STRENGTHS)
         return STRENGTHS[min(range(len(STRENGTHS)), key=errors.__getitem__)]
 
     def score(self, features: Sequence[Tensor]) -> Output:

@@ -124,9 +124,19 @@ class TrainingTools:
 
         def batches(epoch: int) -> Iterator[Batch]:
             draw = generator(self.config.seed, stage or "epoch", task.index, epoch)
-            return row_batches(inputs, rows, self.config.batch_size, draw)
+            shown = self._shown(inputs, task, epoch, stage) if isinstance(inputs, Tokens) else inputs
+            return row_batches(shown, rows, self.config.batch_size, draw)
 
         self._fit(loss, batches, task=task, listener=listener, images=len(inputs), stage=stage, **options)
+
+    def _shown(self, tokens: Tokens, task: TaskData, epoch: int, part: str = "") -> Tokens:
+        """``tokens`` as an epoch of training sees them: with ``augment``, random crops of the images.
+
+        ``part`` tells the images of one epoch apart that come from different ``tokens`` or stages.
+        """
+        if not self.config.augment:
+            return tokens
+        return tokens.augmented(generator(self.config.seed, "augment", part, task.index, epoch))
 
     def _weighted_batches(self, count: int, size: int, draw: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         """A random order of 0..count-1 in batches: [(index (B,), weight (B,)), ...] on the device.

@@ -80,6 +80,8 @@ class Column:
 
 Grid = dict[Row, dict[Column, list[Record]]]
 
+OLDER = {"freeze_backbone": True, "augment": False}  # what records without these settings were made with
+
 
 def arrange(records: Sequence[Record]) -> Grid:
     """Records by row and column; those that differ only in seed, class order or machine share a cell.
@@ -150,7 +152,7 @@ def repetition_mean(runs: Iterable[Record], value: Callable[[Record], float | No
 
 def experiment_settings(record: Record) -> dict[str, Any]:
     """The settings that make a different experiment, flat: ``{"method.lr": 0.1}``."""
-    flat = {"freeze_backbone": True} | settings(record)  # older records lack the setting; it was always frozen then
+    flat = OLDER | settings(record)
     return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
 
 
@@ -201,6 +203,8 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     theirs = paper_settings(record.benchmark).get(key)
     if value == theirs and theirs is not None:
         return None
+    if key == "augment":
+        return "augmented" if value else None
     if isinstance(value, bool):
         return f"no {words}" if not value else (words if theirs is not None else None)
     if key == "memory_size" and value and theirs == 2 * value:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from morecl.cli.display import folder_notes, watching
 from morecl.evaluator import Step
-from morecl.progress import EpochDone
+from morecl.progress import EpochDone, counting
 
 STEP = Step([50.0], [90.0], 50.0, None, None, None, None, None)
 
@@ -144,3 +144,13 @@ def test_notes_are_printed_at_the_start_and_unreadable_images_are_left_to_the_wa
     assert out.getvalue().startswith(expected)
     assert ("images are resized" in out.getvalue()) == (done == 0)
     assert "unreadable" not in out.getvalue() and "broken" not in out.getvalue()
+
+
+def test_decoding_is_shown_on_the_live_line() -> None:
+    clock = Clock()
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None, record=True)
+    with watching(console, "folder:p more", clock), counting("decoding images", 2000, visible=True) as count:
+        clock.now += 10.0
+        count(500)
+    line = next(line.strip() for line in reversed(console.export_text().splitlines()) if line.strip())
+    assert line.startswith("folder:p more decoding images 500/2,000 ━") and line.endswith("0:30 left")

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from morecl.data import Dataset, SkippedImagesWarning, build_stream, load_dataset, load_recipe
-from morecl.data import folder as folder_module
+from morecl.data import Dataset, SkippedImagesWarning, build_stream, decoding, load_dataset, load_recipe
 from morecl.data.folder import _chosen_for_test, labelled_files
 from morecl.errors import InputError
 
@@ -188,43 +187,37 @@ def test_missing_folder(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_a_folder_larger_than_memory_is_refused_before_it_is_read(
-    flowers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed = 2 * 150 * 4 * 4 * 3
-    monkeypatch.setattr(folder_module, "available_bytes", lambda: needed)
-    load(flowers)
-    monkeypatch.setattr(folder_module, "available_bytes", lambda: None)
-    load(flowers)
-    monkeypatch.setattr(folder_module, "available_bytes", lambda: needed - 1)
-    monkeypatch.setattr(folder_module, "open_image", lambda path: pytest.fail("an image was opened"))
-    with pytest.raises(InputError, match=r"flowers: 150 images at 4 x 4 pixels need .* are available. .*image_size"):
-        load(flowers)
-
-
-def test_memory_that_runs_out_while_reading_is_no_unreadable_image(
+def test_memory_that_runs_out_while_decoding_is_no_unreadable_image(
     flowers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(folder_module, "open_image", full)
-    with pytest.raises(InputError, match=r"flowers: 150 images at 4 x 4 pixels need 0.0 GB of memory. .*image_size"):
+    monkeypatch.setattr(decoding, "open_image", full)
+    with pytest.raises(InputError, match=r"flowers: there is not enough memory .* 4 x 4 pixels. .*image_size"):
         load(flowers)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
-def test_a_limit_of_the_shell_is_respected(flowers: Path) -> None:
-    """150 images at 4096 px take 15 GB; the process may take 4."""
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_folder_may_be_larger_than_memory(tmp_path: Path, cached: bool) -> None:
+    """80 images at 1000 px take 240 MB; the process may take 160 more than it has."""
+    for i in range(80):
+        picture(tmp_path / "large" / "ab"[i % 2] / f"{i}.jpg", (i, 0, 0), (1000, 1000))
     script = (
-        "import resource, sys; from pathlib import Path; from morecl.data.folder import load_folder\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
-        "load_folder(Path(sys.argv[1]), 4096)"
+        "import os, resource, sys; from pathlib import Path; from morecl.data.folder import load_folder\n"
+        "taken = int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGE_SIZE') + (160 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken, taken))\n"
+        "data = load_folder(Path(sys.argv[1]), 1000)\n"
+        "print(data.fingerprint, data.x_train[5:7].shape)"
     )
-    done = subprocess.run([sys.executable, "-c", script, flowers], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("morecl.errors.InputError") and "150 images at 4096 x 4096 pixels need 15.1 GB" in last
+    setting = {"MORECL_CACHE": str(tmp_path / "cache"), "MALLOC_ARENA_MAX": "1"} | (
+        {} if cached else {"MORECL_CACHE_GB": "0"}
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "large")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | setting)
+    assert done.stdout.endswith("(2, 1000, 1000, 3)\n"), done.stderr
+    assert ("decoded whenever" in done.stderr) == (not cached)
 
 
 def test_what_a_run_says_of_a_folder_is_in_its_stream(flowers: Path) -> None:

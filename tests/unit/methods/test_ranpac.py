@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from morecl.methods.ranpac import Ranpac
@@ -36,7 +37,7 @@ def test_weights_are_those_of_all_images_at_once() -> None:
     assert min(errors) < 1e-5
 
 
-def test_the_strength_is_that_of_least_held_out_error() -> None:
+def test_the_strength_is_that_of_least_held_out_error(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = teach(learner_of(Ranpac, projection=50), (0, 1))
     targets = torch.arange(40) % 2
     images = np.zeros((40, 8, 8, 3), np.uint8)
@@ -51,4 +52,8 @@ def test_the_strength_is_that_of_least_held_out_error() -> None:
     for exponent in range(-8, 9):
         weight = np.linalg.solve(phi[:32].T @ phi[:32] + 10.0**exponent * np.eye(50), phi[:32].T @ onehot[:32])
         errors.append(((phi[32:] @ weight - onehot[32:]) ** 2).sum())
-    assert learner.rule._strength(features, task) == 10.0 ** (int(np.argmin(errors)) - 8)
+    expected = 10.0 ** (int(np.argmin(errors)) - 8)
+    assert learner.rule._strength(features, task) == expected
+    monkeypatch.setattr("morecl.methods.ranpac.AT_ONCE", 0)
+    monkeypatch.setattr("morecl.methods.ranpac.held_out_errors", None)
+    assert learner.rule._strength(features, task) == expected, "too many images to hold all random features at once"

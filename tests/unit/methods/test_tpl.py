@@ -258,7 +258,7 @@ def test_the_calibration_is_fitted_on_the_memory_as_the_task_left_it(taught: Tpl
 
 
 @pytest.mark.parametrize("memory_size", [0, 2])
-def test_little_or_no_memory(memory_size: int) -> None:
+def test_little_or_no_memory(memory_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer replayed images of other tasks than neighbours are asked for, or none."""
     one = tiny.create("tpl", memory_size=memory_size)
     one.learn_task(*FIRST)
@@ -274,6 +274,8 @@ def test_little_or_no_memory(memory_size: int) -> None:
     else:
         farthest = torch.cdist(F.normalize(z[1], dim=1).double(), others.double()).square().amax(1)
         torch.testing.assert_close(distance, farthest, rtol=1e-5, atol=1e-6)
+        monkeypatch.setattr(tpl, "AT_ONCE", 3 * len(others))  # three images at a time
+        torch.testing.assert_close(rule._neighbour_distance(1, z[1]), distance, rtol=1e-12, atol=1e-12)
 
 
 def test_resumes() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import tiny
 from morecl.nn import tokens as module
+from morecl.pictures import InMemory, Pictures
 
 
 def test_cached_and_computed_tokens_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +49,43 @@ def test_with_a_trained_backbone_they_are_images(monkeypatch: pytest.MonkeyPatch
         expected = learner.preprocess(torch.from_numpy(images))
         torch.testing.assert_close(tokens[index], expected[index])
         torch.testing.assert_close(tokens.range(5, 9), expected[5:9])
+
+
+def unread(images: Any) -> Pictures:
+    return Pictures(InMemory(images))
+
+
+def test_of_images_that_are_not_in_memory_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, cached or not."""
+    learner, images = tiny.create("ncm"), np.concatenate([tiny.pictures(k, 150) for k in range(2)])
+    assert len(images) > module.STEM_BATCH
+    index = torch.tensor([3, 0, 299, 3])
+    for budget in (module.CPU_CACHE_BYTES, 0):
+        monkeypatch.setattr(module, "CPU_CACHE_BYTES", budget)
+        held, read = learner.prepare(images), learner.prepare(unread(images))
+        assert (held.cache is None) == (read.cache is None) == (budget == 0)
+        for tokens in (held, read):
+            tokens.ahead([index])
+        assert torch.equal(held[index], read[index])
+        assert torch.equal(held.range(290, 310), read.range(290, 310))
+        assert torch.equal(held.take(index)[torch.tensor([2])], read.take(index)[torch.tensor([2])])
+
+
+@pytest.mark.parametrize("method", ["agem", "derpp", "eeil", "hal", "hat", "icarl", "more", "owm", "pass"])
+def test_what_is_learned_from_unread_images_is_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, when every batch is read on its own."""
+    monkeypatch.setattr(module, "CPU_CACHE_BYTES", 0)
+    held, read = tiny.create(method), tiny.create(method)
+    for k in range(2):
+        images, labels = tiny.task([2 * k, 2 * k + 1], [f"a{k}", f"b{k}"], 5)
+        held.learn_task(images, labels)
+        read.learn_task(unread(images), labels)
+    tiny.assert_same(tiny.snapshot(held), tiny.snapshot(read))
+    test = tiny.pictures(0, 5, draw=1)
+    assert np.array_equal(held.scores(test), read.scores(unread(test)))
+
+
+def test_unread_images_have_a_budget_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, images = tiny.create("ncm"), tiny.pictures(0, 12)
+    monkeypatch.setattr(module, "UNREAD_CACHE_BYTES", 12 * learner.network.prefix_bytes - 1)
+    assert learner.prepare(images).cache is not None and learner.prepare(unread(images)).cache is None
