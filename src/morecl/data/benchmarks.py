@@ -28,6 +28,7 @@ class Recipe:
     """A benchmark: ``settings`` apply to every method, ``methods[name]`` overrides them for one method.
 
     ``tasks`` is a number of equal tasks, or the number of classes of each task.
+    ``classes`` are the labels of the data set that take part, all if not given; they are numbered anew.
     ``train_per_class`` and ``test_per_class`` keep the first N images of each class, or all if there are fewer.
     ``folder_size`` is the side in pixels of the images of a ``folder:PATH``; by default what the backbone needs.
     """
@@ -35,6 +36,7 @@ class Recipe:
     name: str
     dataset: str
     tasks: Division
+    classes: list[int] | None = None
     train_per_class: int | None = None
     test_per_class: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class Recipe:
         limits = {"training": self.train_per_class, "test": self.test_per_class}
         parts = [f"{count:,} {kind}" for kind, count in limits.items() if count]
         images = f", {' and '.join(parts)} images per class" if parts else ""
+        if self.classes is not None:
+            images = f", {len(self.classes)} of its classes{images}"
         if isinstance(self.tasks, int):
             return f"{self.dataset}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{images}"
         return f"{self.dataset}, tasks of {', '.join(map(str, self.tasks))} classes{images}"
@@ -123,6 +127,8 @@ def build_stream(
         folder_size=next(size for size in (folder_size, recipe.folder_size, FOLDER_SIZE) if size is not None),
     )
     order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
+    if recipe.classes is not None:
+        dataset, order = _only(dataset, order, recipe.classes)
     dataset = _limited(
         dataset,
         recipe.train_per_class if train_per_class is None else train_per_class,
@@ -162,6 +168,9 @@ def _parse(name: str, text: str, where: str) -> Recipe:
     sizes = isinstance(tasks, list) and len(tasks) > 0 and all(map(_positive, tasks))
     expected = "a whole number of at least 1, or the number of classes of each task, such as [4, 1, 5]"
     check(_positive(tasks) or sizes, "tasks", expected)
+    classes = values.get("classes")
+    distinct = isinstance(classes, list) and all(map(_label, classes)) and len({*classes}) == len(classes) > 0
+    check("classes" not in values or distinct, "classes", "labels of the data set, each once, such as [0, 3, 7]")
     for key in ("train_per_class", "test_per_class"):
         check(key not in values or _positive(values[key]), key, "a whole number of at least 1")
     side = values.get("folder_size", 1)
@@ -175,6 +184,28 @@ def _parse(name: str, text: str, where: str) -> Recipe:
 
 def _positive(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _label(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _only(dataset: Dataset, order: list[int], labels: list[int]) -> tuple[Dataset, list[int]]:
+    """The images of these ``labels``, which become 0, 1, ... in the data set's order, and ``order`` without others."""
+    if beyond := [label for label in labels if label >= len(dataset.classes)]:
+        raise InputError(f"{dataset.name} has {len(dataset.classes)} classes, so there is no label {beyond[0]}.")
+    number = {label: place for place, label in enumerate(sorted(labels))}
+    train, test = (np.isin(y, labels) for y in (dataset.y_train, dataset.y_test))
+    renumbered = np.array([number.get(label, -1) for label in range(len(dataset.classes))], np.int64)
+    dataset = replace(
+        dataset,
+        x_train=some(dataset.x_train, train),
+        y_train=renumbered[dataset.y_train[train]],
+        x_test=some(dataset.x_test, test),
+        y_test=renumbered[dataset.y_test[test]],
+        classes=tuple(dataset.classes[label] for label in number),
+    )
+    return dataset, [number[label] for label in order if label in number]
 
 
 def _limited(dataset: Dataset, train: int | None, test: int | None) -> Dataset:

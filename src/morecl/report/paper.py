@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, tuple[str, int | tuple[int, ...]]] = {
     "cifar100-uneven-40": ("CIFAR100-uneven-40", (40, 1, 5, 1, 20, 2, 1, 10, 15, 5)),
     "tinyimagenet-5t": ("T-ImageNet-5T", 5),
     "tinyimagenet-10t": ("T-ImageNet-10T", 10),
+    "tinyimagenet88-8t": ("T-ImageNet88-8T", 8),
     "svhn-5t": ("SVHN-5T", 5),
     "mnist-5t": ("MNIST-5T", 5),
     "fashionmnist-5t": ("FashionMNIST-5T", 5),

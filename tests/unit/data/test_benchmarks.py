@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from importlib.resources import files
@@ -54,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
-    assert recipe_names() == sorted([*PAPER, *UNEQUAL, "digits-5t"])
+    assert recipe_names() == sorted([*PAPER, *UNEQUAL, "digits-5t", "tinyimagenet88-8t"])
     for name, (dataset, tasks, epochs, lr, bottleneck, memory, back_update) in PAPER.items():
         recipe = load_recipe(name)
         assert (recipe.name, recipe.dataset, recipe.tasks) == (name, dataset, tasks)
@@ -102,6 +103,9 @@ def test_own_recipe_file(tmp_path: Path) -> None:
         ("tasks = 5", "dataset = None"),
         ('dataset = "cifar10"', "tasks = None"),
         ('dataset = "cifar10"\ntasks = 0', "tasks = 0"),
+        ('dataset = "cifar10"\ntasks = 1\nclasses = [1, 1]', "classes = .* each once"),
+        ('dataset = "cifar10"\ntasks = 1\nclasses = [-1]', "classes = .*expected labels"),
+        ('dataset = "cifar10"\ntasks = 1\nclasses = []', "classes = .*expected labels"),
         ('dataset = "cifar10"\ntasks = true', "tasks = True"),
         ('dataset = "cifar10"\ntasks = "4,1,5"', "tasks = '4,1,5'; expected .* such as \\[4, 1, 5\\]"),
         ('dataset = "cifar10"\ntasks = []', r"tasks = \[\]; expected"),
@@ -302,6 +306,34 @@ def test_validation_needs_two_images_a_class(root: Path) -> None:
 def test_digits_stream_on_validation() -> None:
     stream = build_stream(load_recipe("digits-5t"), validation=0.1)
     assert len(stream.dataset.y_train) + len(stream.dataset.y_test) == 1442
+
+
+# --- some of the classes
+
+
+def test_only_some_classes(root: Path) -> None:
+    recipe = dataclasses.replace(TOY, tasks=2, classes=[7, 2, 4, 9])
+    stream = build_stream(recipe, data_root=root, class_order="1", download=False)
+    assert stream.dataset.classes == ("c2", "c4", "c7", "c9")
+    order = [label for label in class_order("cifar10", 10, "1", seed=0) if label in (2, 4, 7, 9)]
+    assert [[(2, 4, 7, 9)[c] for c in task.classes] for task in stream] == [order[:2], order[2:]]
+    for task in stream:
+        assert len(task.y_train) == 40 and len(task.y_test) == 10
+        pixels = np.asarray(task.x_train)[:, 0, 0, 0]
+        assert (pixels == np.array([2, 4, 7, 9])[task.y_train]).all()
+
+
+def test_a_label_that_does_not_exist(root: Path) -> None:
+    recipe = dataclasses.replace(TOY, tasks=1, classes=[3, 10])
+    with pytest.raises(InputError, match="cifar10 has 10 classes, so there is no label 10"):
+        build_stream(recipe, data_root=root, download=False)
+
+
+def test_the_included_backbone_never_saw_these_88() -> None:
+    recipe = load_recipe("tinyimagenet88-8t")
+    assert recipe.classes is not None and len({*recipe.classes}) == 88
+    assert 0 <= min(recipe.classes) <= max(recipe.classes) < 200
+    assert recipe.summary == "tinyimagenet, 8 tasks, 88 of its classes"
 
 
 # --- the real data, where it lies
