@@ -26,17 +26,18 @@ def suite(
 ) -> None:
     """Run methods x benchmarks x seeds; skip what is finished."""
     settings = options.settings_from(set_, backbone=backbone, device=device)
+    from morecl.suite import run as runs
+    from morecl.suite.here import Here
     from morecl.suite.plan import load_suite, number_list, plan
-    from morecl.suite.run import run_suite, show
 
     chosen = number_list("--seeds", seeds, int) if seeds is not None else None
     planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
     console = output_console()
     try:
-        outcomes = run_suite(planned, console, jobs=jobs)
+        outcomes = runs.run_suite(planned, console, Here(jobs))
     except KeyboardInterrupt:
         exit_interrupted("the same command continues with the unfinished runs")
-    show(outcomes, console)
+    runs.show(outcomes, console)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise SystemExit(FAILED)
     command = f"morecl report {escape(str(out))} --format html --out report.html"
