@@ -17,6 +17,7 @@ from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN
 from morecl.suite.plan import PlannedRun
 
+DIVERGED = "stopped:"  # how the last line of a run whose training diverged begins
 _GRACE_SECONDS = 20.0
 _TAIL_BYTES = 2000
 

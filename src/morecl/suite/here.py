@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 
 from morecl.errors import InputError
@@ -30,7 +31,7 @@ class Here:
         self.title = f"{jobs} at once"
         self._jobs = jobs
         self._environment = child.environment_for(max(1, _cores() // jobs) if jobs > 1 else None)
-        self._cards = visible_cards(os.environ, count_cards or _count_cards) if jobs > 1 else []
+        self._count_cards = count_cards or _count_cards
         self._running: list[LocalJob] = []
 
     def has_room(self) -> bool:
@@ -47,9 +48,15 @@ class Here:
     def stop(self) -> None:
         child.stop([job.child for job in self._running])
 
+    @cached_property
+    def _cards(self) -> Sequence[str]:
+        """Found only if a run may need one: counting them imports torch."""
+        return visible_cards(os.environ, self._count_cards)
+
     def _card_for(self, run: PlannedRun) -> str | None:
         """The card with the fewest runs; ``None``: leave it to the run."""
-        if len(self._cards) < 2 or run.request.resolve().config.device not in ("auto", "cuda"):
+        movable = self._jobs > 1 and run.request.resolve().config.device in ("auto", "cuda")
+        if not movable or len(self._cards) < 2:
             return None
         used = [job.card for job in self._running]
         return min(self._cards, key=used.count)
