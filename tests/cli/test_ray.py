@@ -122,7 +122,8 @@ def test_a_cluster_that_loses_a_node(
         killer = threading.Thread(target=kill_in_the_middle, args=(cluster, second, out, killed), daemon=True)
         killer.start()
         assert exit_code(monkeypatch, "suite", file, "--out", out, *on_ray) == 0
-        killer.join()
+        killer.join(timeout=60)
+        assert killed, "no run of the second node was in the middle"
         shown = capsys.readouterr()
         assert "4 runs, 4 to do, on 2 nodes of a Ray cluster, 1 CPU each" in shown.out
         assert shown.out.count("lost ") == 1 and "died; it resumes elsewhere, try 2 of 4" in shown.out

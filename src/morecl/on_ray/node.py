@@ -91,7 +91,9 @@ def reason(error: Any) -> str:
     cause = error.cause
     if isinstance(cause, InputError):
         return str(cause)
-    return f"{type(cause).__name__} on a node: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
+    text = next(iter(str(cause).strip().splitlines()), "")
+    hint = "; install the same morecl on every node" if "No module named" in text else ""
+    return f"{type(cause).__name__} on a node: {text}{hint}"
 
 
 @lru_cache(maxsize=1)
