@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from morecl.errors import InputError, unknown_name
-from morecl.on_ray.cluster import ClusterOptions, check_installed
+from morecl.on_ray.cluster import ClusterOptions, check_installed, refuse_client
 
 On = Annotated[str | None, typer.Option("--on", metavar="ray", help="Work on a Ray cluster, not on this machine.")]
 Address = Annotated[
@@ -22,9 +22,9 @@ CpusPerRun = Annotated[int | None, typer.Option(min=1, help="On Ray: CPUs and th
 
 
 def cluster_options(
-    on: str | None, address: str | None, gpus_per_run: float | None, cpus_per_run: int | None
+    on: str | None, address: str | None, gpus_per_run: float | None, cpus_per_run: int | None, device: str | None
 ) -> ClusterOptions | None:
-    """What ``--on ray`` and its options say; ``None``: work on this machine.
+    """What ``--on ray`` and its options say; ``None``: work on this machine. On the device ``cpu`` no cards are needed.
 
     Raises:
         InputError: the options do not fit together, or Ray is not installed.
@@ -38,7 +38,8 @@ def cluster_options(
         raise unknown_name("place after --on", on, ["ray"])
     if gpus_per_run is not None and gpus_per_run > 1 and gpus_per_run % 1:
         raise InputError(f"--gpus-per-run is a share of one card, such as 0.25, or whole cards, not {gpus_per_run:g}")
-    if address and address.startswith("ray://"):
-        raise InputError(f"--address {address}: Ray's client is not supported; give the command on a node")
+    refuse_client(address)
     check_installed()
+    if gpus_per_run is None and device == "cpu":
+        gpus_per_run = 0
     return ClusterOptions(address, gpus_per_run, cpus_per_run or 1)

@@ -38,10 +38,10 @@ def suite(
     cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
     """Run methods x benchmarks x seeds; skip what is finished."""
-    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run)
+    settings = options.settings_from(set_, backbone=backbone, device=device)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, settings.get("device"))
     if ray and jobs > 1:
         raise InputError("--jobs is for this machine; on Ray, --cpus-per-run and --gpus-per-run say how many fit")
-    settings = options.settings_from(set_, backbone=backbone, device=device)
     from morecl.suite import run as runs
     from morecl.suite.here import Here
     from morecl.suite.plan import load_suite, number_list, plan
@@ -81,8 +81,8 @@ def tune(
     cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
     """Search learning rate and epochs on held-out training images, never on the test set."""
-    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run)
     settings = options.settings_from(set_, backbone=backbone, device=device)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, settings.get("device"))
     from morecl import tune as search
     from morecl.cli.display import watching
     from morecl.run import RunRequest

@@ -60,6 +60,12 @@ def check_installed() -> None:
         raise InputError("ray not installed; install with: pip install 'morecl[ray]'")
 
 
+def refuse_client(address: str | None) -> None:
+    """Raise :class:`InputError` for the address of Ray's client, with which none of this was tried."""
+    if address and address.startswith("ray://"):
+        raise InputError(f"{address}: Ray's client is not supported; give the command on a node, with HOST:PORT")
+
+
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[Cluster]:
     """Connect to the cluster at ``options.address``; without one, to the one on this machine, or start it.
@@ -101,13 +107,10 @@ def _silent_ray() -> Iterator[None]:
 def _connect(address: str | None) -> None:
     import ray
 
-    if address and address.startswith("ray://"):
-        raise InputError(
-            f"--address {address}: Ray's client is not supported; run the command on a node of the cluster"
-        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     given = address or os.environ.get("RAY_ADDRESS")
+    refuse_client(given)
     try:
         if given and given not in ("auto", "local"):
             _knock(given)

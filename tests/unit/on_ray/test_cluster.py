@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from calling import exit_code
+from morecl.cli.cluster import cluster_options
 from morecl.errors import InputError
 from morecl.on_ray import cluster
 from morecl.on_ray.cluster import ClusterOptions, connected
@@ -54,6 +55,15 @@ def test_what_no_node_has_is_refused_instead_of_waited_for(options: ClusterOptio
         cluster._checked(options, TWO)
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "gpus"), [("cpu", None, 0), (None, None, None), ("auto", None, None), ("cpu", 0.5, 0.5)]
+)
+def test_on_a_cpu_no_cards_are_asked_for(device: str | None, given: float | None, gpus: float | None) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    assert cluster_options("ray", "a:1", given, 3, device) == ClusterOptions("a:1", gpus, 3)
+    assert cluster_options(None, None, None, None, device) is None
+
+
 SUITE = ["suite", "smoke", "--out", "out"]
 
 
@@ -94,6 +104,14 @@ def test_without_ray_the_message_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, *arguments, "--on", "ray") == 2
     assert "pip install 'morecl[ray]'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_environment_names_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    for address, message in (("ray://a:1", "client is not supported"), ("nowhere", "no Ray cluster at nowhere")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(InputError, match=message), connected(ClusterOptions()):
+            raise AssertionError("connected")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:nonsense", "127.0.0.1:{closed}", "no.such.host.invalid:1"])

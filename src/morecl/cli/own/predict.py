@@ -74,7 +74,7 @@ def predict(
     if as_json and as_csv:
         raise InputError("--json or --csv, not both")
     check_accept(accept)
-    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, device)
     store = existing(model)
     check_paths(paths)
     broken = 0
