@@ -7,7 +7,7 @@ updated after every pair. An interrupted search continues where it stopped: fini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
@@ -23,12 +23,15 @@ from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record
 from morecl.run import RUN, RunRequest, Watcher, launch
-from morecl.suite.run import finished_record
+from morecl.suite.child import DIVERGED
+from morecl.suite.plan import PlannedRun
+from morecl.suite.run import Outcome, finished_record
 
 TUNED = ("lr", "epochs")
 FILE = "tune.json"
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
+Elsewhere = Callable[[Sequence[PlannedRun], Callable[[Outcome], None]], Sequence[Outcome]]  # runs, what to do with each
 
 
 class Trial(BaseModel):
@@ -65,15 +68,19 @@ def tune(
     seeds: Sequence[int],
     out: Path,
     watch: Watch,
+    elsewhere: Elsewhere | None = None,
 ) -> Search:
     """Try every pair of ``lrs`` and ``epochs`` with every seed.
 
     Args:
         request: what the runs have in common. ``request.validation``, the share held out, is required.
         watch: ``watch(title)`` gives the watcher of a run.
+        elsewhere: carries out many runs at once, such as :func:`morecl.suite.run.run_suite` on a cluster. Without it
+            they are carried out here, one after the other.
 
     Raises:
-        InputError: the request is not valid, or a folder holds a different run. Nothing is written.
+        InputError: the request is not valid, or a folder holds a different run; nothing is written. Or a run failed
+            elsewhere; finished runs stay.
     """
     if request.validation is None:
         raise InputError("tuning needs held-out training images: give a validation share such as 0.1")
@@ -89,19 +96,24 @@ def tune(
     for run in (run for runs in asked.values() for run in runs):
         run.resolve().check()
         finished_record(run, _folder(out, run))
-    trials: list[Trial] = []
-    with sigterm_as_interrupt():
-        for pair, runs in asked.items():
-            trials.append(_trial(pair, runs, out, watch))
-            search = Search(
-                request=request,
-                seeds=list(seeds),
-                complete=len(trials) == len(pairs),
-                trials=trials,
-                best=best_of(trials),
-            )
-            write_json(out / FILE, search.model_dump(mode="json", by_alias=True))
-    return search
+    done: dict[tuple[float, int], Trial] = {}
+
+    def note(trial: Trial) -> None:
+        done[trial.lr, trial.epochs] = trial
+        write_json(out / FILE, search().model_dump(mode="json", by_alias=True))
+
+    def search() -> Search:
+        trials = [done[pair] for pair in pairs if pair in done]
+        complete = len(trials) == len(pairs)
+        return Search(request=request, seeds=list(seeds), complete=complete, trials=trials, best=best_of(trials))
+
+    if elsewhere:
+        _try_elsewhere(asked, out, elsewhere, note)
+    else:
+        with sigterm_as_interrupt():
+            for pair, runs in asked.items():
+                note(_trial(pair, runs, out, watch))
+    return search()
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -155,6 +167,54 @@ def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch
             except DivergedError as error:
                 return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=_seconds(records), note=str(error))
         records.append(record)
+    return _scored(pair, records)
+
+
+def _try_elsewhere(
+    asked: Mapping[tuple[float, int], Sequence[RunRequest]],
+    out: Path,
+    elsewhere: Elsewhere,
+    note: Callable[[Trial], None],
+) -> None:
+    """All runs of all pairs at once; a trial is noted when the last of its runs has ended."""
+    planned = {
+        _folder(out, run): PlannedRun(run, _folder(out, run), f"lr {lr} epochs {epochs} seed {run.seed}")
+        for (lr, epochs), runs in asked.items()
+        for run in runs
+    }
+    ended: dict[Path, Outcome] = {}
+
+    def look(outcome: Outcome) -> None:
+        ended[outcome.run.folder] = outcome
+        lr, epochs = (outcome.run.request.settings[name] for name in TUNED)
+        mine = [ended.get(_folder(out, run)) for run in asked[lr, epochs]]
+        if all(mine) and not any(_failed(one) for one in mine if one):
+            note(_ended_trial((lr, epochs), [one for one in mine if one]))
+
+    outcomes = elsewhere(list(planned.values()), look)
+    if failed := [outcome for outcome in outcomes if _failed(outcome)]:
+        raise InputError(
+            f"{len(failed)} of {len(outcomes)} runs failed; the same command tries them again. {failed[0].run.title}: "
+            f"{failed[0].reason}"
+        )
+
+
+def _failed(outcome: Outcome) -> bool:
+    """Whether it says nothing about its pair; that training diverged does."""
+    return outcome.status == "failed" and not outcome.reason.startswith(DIVERGED)
+
+
+def _ended_trial(pair: tuple[float, int], outcomes: Sequence[Outcome]) -> Trial:
+    records = [outcome.record for outcome in outcomes if outcome.record]
+    if diverged := next((outcome.reason for outcome in outcomes if not outcome.record), None):
+        lr, epochs = pair
+        reason = diverged.removeprefix(DIVERGED).strip()
+        return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=_seconds(records), note=reason)
+    return _scored(pair, records)
+
+
+def _scored(pair: tuple[float, int], records: Sequence[Record]) -> Trial:
+    lr, epochs = pair
     count = len(records)
     return Trial(
         lr=lr,

@@ -45,7 +45,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    return sorted(path.name for path in folder.iterdir() if path.name not in (".lock", ".claim"))
 
 
 def measured(folder: Path) -> dict[str, Any]:

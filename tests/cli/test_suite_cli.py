@@ -12,6 +12,7 @@ import pytest
 from calling import exit_code
 from morecl.records import read_record
 from morecl.run import RUN, RunRequest, Watcher, launch
+from morecl.suite import child
 from morecl.suite import run as run_suite
 
 SUITE = """
@@ -100,7 +101,7 @@ def test_runs_resumes_survives_and_skips(
     def nothing_may_start(*_: Any) -> None:
         raise AssertionError("a finished suite started a process")
 
-    monkeypatch.setattr(run_suite, "_spawn", nothing_may_start)
+    monkeypatch.setattr(child, "Child", nothing_may_start)
     assert exit_code(monkeypatch, *command) == 0
     assert capsys.readouterr().out.count("was finished") == 2
     assert exit_code(monkeypatch, *command, "--set", "epochs=2") == 2

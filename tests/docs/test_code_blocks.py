@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/howto/add-a-scoring-rule.md": 1,
     "docs/howto/backbones.md": 1,
     "docs/howto/large-data.md": 1,
+    "docs/howto/many-machines.md": 2,
     "docs/howto/own-images.md": 2,
     "docs/howto/resume.md": 1,
     "docs/howto/serve.md": 3,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from morecl.errors import InputError
+from morecl.errors import DivergedError, InputError
 from morecl.records import read_record
 from morecl.run import RunRequest, Watcher, launch
-from morecl.tune import Search, Trial, best_of, tune
+from morecl.suite.plan import PlannedRun
+from morecl.suite.run import Outcome, finished_record
+from morecl.tune import FILE, Search, Trial, best_of, tune
 
 SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
@@ -120,6 +123,64 @@ def test_a_diverging_rate_loses_and_the_search_continues(tmp_path: Path) -> None
     assert found.trials[0].aca is None and found.trials[0].note
     assert found.best == found.trials[1] and found.best.lr == 0.001
     assert found.complete
+
+
+def at_once(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:
+    """Carries out all runs, the last first, as a cluster might, and fails as `morecl run` does."""
+    outcomes = []
+    for run in reversed(runs):
+        record = finished_record(run.request, run.folder)
+        try:
+            outcome = Outcome.of(run, record or launch.start(run.request, run.folder))
+        except DivergedError as error:
+            outcome = Outcome.of(run, f"stopped: {error} (see its log)")
+        done(outcome)
+        outcomes.append(outcome)
+    return outcomes[::-1]
+
+
+def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
+    root = write_data(tmp_path / "data", test_seed=1)
+    values: dict[str, Any] = {"lrs": (1e30, 0.05), "epochs": [1], "seeds": (0, 1), "watch": NoWatch()}
+    seen: list[tuple[bool, list[float]]] = []
+
+    def elsewhere(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:
+        def look(outcome: Outcome) -> None:
+            done(outcome)
+            if (tmp_path / "there" / FILE).exists():
+                found = Search.model_validate_json((tmp_path / "there" / FILE).read_text())
+                seen.append((found.complete, [trial.lr for trial in found.trials]))
+
+        return at_once(runs, look)
+
+    here = tune(request(root), out=tmp_path / "here", **values)
+    there = tune(request(root), out=tmp_path / "there", elsewhere=elsewhere, **values)
+    assert facts(there) == facts(here) and there.complete
+    assert there.trials[0].note.startswith(here.trials[0].note) and here.best and there.best
+    assert there.best.lr == here.best.lr
+    assert seen == [(False, [0.05]), (False, [0.05]), (True, [1e30, 0.05])]
+
+
+def test_a_run_that_fails_elsewhere_is_no_trial(tmp_path: Path) -> None:
+    root = write_data(tmp_path / "data", test_seed=1)
+
+    def elsewhere(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:
+        failed = Outcome.of(runs[0], "no room on the disk")
+        done(failed)
+        return [failed, *at_once(runs[1:], done)]
+
+    with pytest.raises(InputError, match=r"1 of 2 runs failed; .* lr 0\.001 epochs 1 seed 0: no room on the disk"):
+        tune(
+            request(root),
+            lrs=[0.001, 0.05],
+            epochs=[1],
+            seeds=[0],
+            out=tmp_path / "out",
+            watch=NoWatch(),
+            elsewhere=elsewhere,
+        )
+    left = Search.model_validate_json((tmp_path / "out" / FILE).read_text())
+    assert not left.complete and [trial.lr for trial in left.trials] == [0.05]
 
 
 def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from morecl import __version__
 from morecl.errors import InputError
 from morecl.files import SEAL, atomic_folder, sealed, write_json
-from morecl.locking import LOCK, claimed
+from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
@@ -87,7 +87,7 @@ class ModelFolder:
         if self.path.is_file():
             raise InputError(f"{self.path} is a file; a model is a folder")
         if self.path.is_dir() and any(
-            p.name not in (LOCK, VERSIONS) for p in self.path.iterdir() if not _is_leftover(p)
+            p.name != VERSIONS for p in self.path.iterdir() if not (_is_leftover(p) or belongs_to_claim(p))
         ):
             hint = "; it is a learner saved by `learner.save`" if (self.path / "learner.json").is_file() else ""
             raise InputError(f"{self.path} holds no model{hint}; choose another folder")

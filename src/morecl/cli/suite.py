@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from morecl.cli import options
+from morecl.cli import cluster, options
 from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.errors import InputError
+from morecl.on_ray.cluster import ClusterOptions
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.suite.plan import PlannedRun
+    from morecl.suite.run import Outcome, Place
 
 
 def suite(
@@ -23,20 +32,29 @@ def suite(
     set_: options.SetForAll = None,
     data_root: options.DataRoot = None,
     device: options.Device = None,
+    on: cluster.On = None,
+    address: cluster.Address = None,
+    gpus_per_run: cluster.GpusPerRun = None,
+    cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
     """Run methods x benchmarks x seeds; skip what is finished."""
     settings = options.settings_from(set_, backbone=backbone, device=device)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, settings.get("device"))
+    if ray and jobs > 1:
+        raise InputError("--jobs is for this machine; on Ray, --cpus-per-run and --gpus-per-run say how many fit")
+    from morecl.suite import run as runs
+    from morecl.suite.here import Here
     from morecl.suite.plan import load_suite, number_list, plan
-    from morecl.suite.run import run_suite, show
 
     chosen = number_list("--seeds", seeds, int) if seeds is not None else None
     planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
     console = output_console()
     try:
-        outcomes = run_suite(planned, console, jobs=jobs)
+        with _on_ray(ray, console) if ray else nullcontext(Here(jobs)) as place:
+            outcomes = runs.run_suite(planned, console, place)
     except KeyboardInterrupt:
         exit_interrupted("the same command continues with the unfinished runs")
-    show(outcomes, console)
+    runs.show(outcomes, console)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise SystemExit(FAILED)
     command = f"morecl report {escape(str(out))} --format html --out report.html"
@@ -57,13 +75,19 @@ def tune(
     set_: options.Set = None,
     data_root: options.DataRoot = None,
     device: options.Device = None,
+    on: cluster.On = None,
+    address: cluster.Address = None,
+    gpus_per_run: cluster.GpusPerRun = None,
+    cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
     """Search learning rate and epochs on held-out training images, never on the test set."""
     settings = options.settings_from(set_, backbone=backbone, device=device)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, settings.get("device"))
     from morecl import tune as search
     from morecl.cli.display import watching
     from morecl.run import RunRequest
     from morecl.suite.plan import number_list
+    from morecl.suite.run import run_suite
 
     request = RunRequest(
         method=method,
@@ -75,6 +99,12 @@ def tune(
         validation=validation,
     )
     console = output_console()
+
+    def elsewhere(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:
+        assert ray is not None
+        with _on_ray(ray, console) as place:
+            return run_suite(runs, console, place, done=done)
+
     try:
         found = search.tune(
             request,
@@ -83,6 +113,7 @@ def tune(
             seeds=number_list("--seeds", seeds, int),
             out=out,
             watch=lambda title: watching(console, title),
+            elsewhere=elsewhere if ray else None,
         )
     except KeyboardInterrupt:
         exit_interrupted("the same command continues with the unfinished trials")
@@ -90,3 +121,12 @@ def tune(
     console.print(f"record: {escape(str(out / search.FILE))}", soft_wrap=True)
     if found.best is None:
         raise SystemExit(FAILED)
+
+
+@contextmanager
+def _on_ray(options: ClusterOptions, console: Console) -> Iterator[Place]:
+    from morecl.on_ray.cluster import connected
+    from morecl.on_ray.runs import OnRay
+
+    with connected(options) as ray:
+        yield OnRay(ray, console)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from morecl.errors import InputError
-from morecl.locking import LOCK
+from morecl.locking import belongs_to_claim
 
 RUN = "run.json"
 RESULT = "result.json"
@@ -50,7 +50,7 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise :class:`InputError` if ``out`` holds other files, or a run that may not be overwritten."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; a run needs a folder")
-    if not out.exists() or all(path.name == LOCK or _LEFTOVER.fullmatch(path.name) for path in out.iterdir()):
+    if not out.exists() or all(belongs_to_claim(path) or _LEFTOVER.fullmatch(path.name) for path in out.iterdir()):
         return
     if not (out / RUN).is_file():
         raise InputError(f"{out} is not empty and holds no run; choose another folder")

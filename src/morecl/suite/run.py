@@ -3,29 +3,22 @@
 Finished runs are skipped and unfinished ones resumed, so after an interruption the same command continues. The output
 of a run goes to ``order-K-seed-S.log`` next to its folder.
 
-With ``jobs`` > 1 each process gets cores // jobs threads (``OMP_NUM_THREADS``, unless the environment sets it). On a
-CPU two runs are bit-identical only with the same number of threads.
+On a CPU two runs are bit-identical only with the same number of threads.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from morecl.config import LearnerConfig
@@ -34,10 +27,6 @@ from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
 from morecl.suite.plan import PlannedRun
-
-_POLL_SECONDS = 0.2
-_GRACE_SECONDS = 20.0
-_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -49,41 +38,86 @@ class Outcome:
     record: Record | None = None
     reason: str = ""
 
+    @classmethod
+    def of(cls, run: PlannedRun, result: Record | str) -> Outcome:
+        """Of a run that was carried out, with its record or the reason why there is none."""
+        return cls(run, "failed", reason=result) if isinstance(result, str) else cls(run, "finished", result)
 
-def run_suite(runs: Sequence[PlannedRun], console: Console, *, jobs: int = 1) -> list[Outcome]:
-    """Run everything that is not finished, ``jobs`` at a time. Returns one outcome per run, in the order of ``runs``.
+
+class Job(Protocol):
+    """A run that was given to a place."""
+
+    run: PlannedRun
+
+    def ended(self) -> bool: ...
+
+    def progress(self) -> str | None:
+        """Its last line of output; ``None`` while it waits for its turn."""
+
+    def outcome(self) -> Outcome:
+        """How it ended; asked once it has."""
+
+
+class Place(Protocol):
+    """Where runs are carried out: :class:`morecl.suite.here.Here`, :class:`morecl.on_ray.runs.OnRay`."""
+
+    title: str
+    poll_seconds: float
+
+    def has_room(self) -> bool:
+        """Whether another run can be given to it now."""
+
+    def start(self, run: PlannedRun) -> Job: ...
+
+    def stop(self) -> None:
+        """End all that is running and leave nothing half-written."""
+
+
+def run_suite(
+    runs: Sequence[PlannedRun], console: Console, place: Place, *, done: Callable[[Outcome], None] = lambda _: None
+) -> list[Outcome]:
+    """Run everything that is not finished in ``place``. Returns one outcome per run, in the order of ``runs``.
+
+    Args:
+        done: called with each outcome as it comes.
 
     Raises:
         InputError: a folder holds a different run. Nothing is started.
-        KeyboardInterrupt: on Ctrl-C or SIGTERM, after all processes have been stopped.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after everything has been stopped.
     """
-    if jobs < 1:
-        raise InputError(f"--jobs is 1 or more, not {jobs}")
     outcomes: dict[Path, Outcome] = {}
     for run in runs:
         record = finished_record(run.request, run.folder)
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
     waiting = deque(run for run in runs if run.folder not in outcomes)
-    done = f", {len(outcomes)} finished before" if outcomes else ""
-    console.print(f"{len(runs)} runs{done}, {len(waiting)} to do, {jobs} at once", highlight=False)
-    environment = _environment(jobs)
-    running: list[_Job] = []
+    before = f", {len(outcomes)} finished before" if outcomes else ""
+    console.print(f"{len(runs)} runs{before}, {len(waiting)} to do, {place.title}", highlight=False)
+    for outcome in outcomes.values():
+        done(outcome)
+    running: list[Job] = []
     with _display(console) as display, sigterm_as_interrupt():
         everything = display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
+        rows: dict[Path, TaskID] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < jobs:
-                    run = waiting.popleft()
-                    running.append(_Job(run, environment, display))
-                for job in [job for job in running if job.ended()]:
+                while waiting and place.has_room():
+                    running.append(place.start(waiting.popleft()))
+                for job in list(running):
+                    folder = job.run.folder
+                    if not job.ended():
+                        _show_progress(job, rows, display)
+                        continue
                     running.remove(job)
-                    outcome = outcomes[job.run.folder] = job.outcome()
+                    if folder in rows:
+                        display.remove_task(rows.pop(folder))
+                    outcome = outcomes[folder] = job.outcome()
                     display.advance(everything)
                     console.print(_line(outcome), highlight=False, soft_wrap=True)
-                time.sleep(_POLL_SECONDS if running else 0)
+                    done(outcome)
+                time.sleep(place.poll_seconds if running else 0)
         finally:
-            _stop(running)
+            place.stop()
     return [outcomes[run.folder] for run in runs]
 
 
@@ -152,108 +186,13 @@ def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any
             )
 
 
-class _Job:
-    """A run in its own process."""
-
-    def __init__(self, run: PlannedRun, environment: dict[str, str], display: Progress):
-        self.run = run
-        self.log = run.folder.with_name(f"{run.folder.name}.log")
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.display = display
-        with self.log.open("ab") as file:
-            self.begin = file.tell()
-            self.process = _spawn(_command(run), environment, file)
-        self.row = display.add_task(escape(run.title), total=None, detail="starting")
-
-    def ended(self) -> bool:
-        if self.process.poll() is None:
-            self.display.update(self.row, detail=escape(self._last_line()))
-            return False
-        self.display.remove_task(self.row)
-        return True
-
-    def outcome(self) -> Outcome:
-        code = self.process.returncode
-        try:
-            if code == 0:
-                return Outcome(self.run, "finished", read_record(self.run.folder / RESULT))
-            ending = f"killed by {signal.Signals(-code).name}" if code < 0 else self._last_line()
-        except InputError as error:
-            ending = str(error)
-        return Outcome(self.run, "failed", reason=f"{ending or f'exit code {code}'} (see {self.log})")
-
-    def _last_line(self) -> str:
-        """The last line written by this process, not by an earlier one."""
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self.begin, size - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", errors="replace").split("\n")
-        line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return " ".join(line.removeprefix(f"{self.run.request.benchmark} {self.run.request.method}").split())
-
-
-def _command(run: PlannedRun) -> list[str]:
-    """``morecl run`` with all options of the request, or ``morecl resume`` if the run has begun."""
-    start = [sys.executable, "-m", "morecl"]
-    if (run.folder / RUN).is_file():
-        return [*start, "resume", str(run.folder)]
-    request = run.request
-    command = [*start, "run", request.benchmark, "--method", request.method, "--out", str(run.folder)]
-    command += ["--class-order", request.class_order, "--seed", str(request.seed)]
-    for option in ("data_root", "tasks", "train_per_class", "test_per_class", "validation"):
-        value = getattr(request, option)
-        if value is not None:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            command += [f"--{option.replace('_', '-')}", text]
-    if request.keep_checkpoints:
-        command.append("--keep-checkpoints")
-    for key, value in request.settings.items():
-        command += ["--set", f"{key}={json.dumps(value)}"]
-    return command
-
-
-def _spawn(command: list[str], environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
-    # Own session: Ctrl-C in the terminal reaches only this process, which then stops the others.
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-def _stop(jobs: Sequence[_Job]) -> None:
-    """End all processes: SIGTERM, so that they leave nothing half-written, and after a grace period SIGKILL.
-
-    Not SIGINT: a child inherits it as ignored where this process was started with ``&`` in a script, by nohup or cron.
-    """
-    for job in jobs:
-        job.process.terminate()
-    until = time.monotonic() + _GRACE_SECONDS
-    try:
-        for job in jobs:
-            with suppress(subprocess.TimeoutExpired):
-                job.process.wait(timeout=max(0.0, until - time.monotonic()))
-    finally:  # also when interrupted again
-        for job in jobs:
-            job.process.kill()  # no effect on a process that has ended
-            job.process.wait()
-
-
-def _environment(jobs: int) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.pop("FORCE_COLOR", None)
-    environment |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
-    if jobs > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
-    return environment
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _show_progress(job: Job, rows: dict[Path, TaskID], display: Progress) -> None:
+    if display.disable or (text := job.progress()) is None:
+        return
+    folder = job.run.folder
+    if folder not in rows:
+        rows[folder] = display.add_task(escape(job.run.title), total=None, detail="")
+    display.update(rows[folder], detail=escape(text))
 
 
 def _display(console: Console) -> Progress:

@@ -23,7 +23,9 @@ from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
 from morecl.run import RESULT, RUN, RunRequest
+from morecl.suite import child, here
 from morecl.suite import run as run_suite
+from morecl.suite.here import Here, visible_cards
 from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
 from synthetic import make_record
 
@@ -151,7 +153,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
 
 def test_tasks_of_unequal_size_reach_the_command_line() -> None:
     (run,) = plan(suite_of(one(variant="unequal", tasks=[1, 7, 2])), OUT)
-    command = run_suite._command(run)
+    command = child.command(run)
     assert command[command.index("--tasks") + 1] == "1,7,2" and run.request.tasks == [1, 7, 2]
     for wrong in ([], [0, 10], 0, [1.5]):
         with pytest.raises(ValueError, match="tasks"):
@@ -359,7 +361,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     def command(run: PlannedRun) -> list[str]:
         return [sys.executable, "-c", code[run.title], str(run.folder)]
 
-    monkeypatch.setattr(run_suite, "_command", command)
+    monkeypatch.setattr(child, "command", command)
     return code
 
 
@@ -387,7 +389,7 @@ def test_a_failing_run_affects_no_other(tmp_path: Path, scripts: dict[str, str])
         (tmp_path / f"{name}.log").write_text("the log of an earlier attempt\n")
     console = quiet()
     runs = runs_in(tmp_path, "crash", "before", "killed", "silent", "nothing", "good")
-    outcomes = run_suite.run_suite(runs, console, jobs=2)
+    outcomes = run_suite.run_suite(runs, console, Here(2))
     assert [(o.run.title, o.status) for o in outcomes] == [
         ("crash", "failed"),
         ("before", "skipped"),
@@ -417,7 +419,7 @@ def test_jobs_run_at_once_with_their_share_of_the_cores(
     tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run_suite, "_cores", lambda: 7)
+    monkeypatch.setattr(here, "_cores", lambda: 7)
     for name, other in (("a", "b"), ("b", "a")):  # each waits for the other: alone, it would fail
         scripts[name] = (
             "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
@@ -426,17 +428,87 @@ def test_jobs_run_at_once_with_their_share_of_the_cores(
             f"while not (here / '{other}.txt').exists() and time.time() < until: time.sleep(0.01)\n"
             f"print('met' if (here / '{other}.txt').exists() else 'alone'); sys.exit(1)"
         )
-    outcomes = run_suite.run_suite(runs_in(tmp_path, "a", "b"), quiet(), jobs=2)
+    outcomes = run_suite.run_suite(runs_in(tmp_path, "a", "b"), quiet(), Here(2))
     assert [outcome.reason.split()[0] for outcome in outcomes] == ["met", "met"]
     assert [(tmp_path / f"{name}.txt").read_text() for name in "ab"] == ["3", "3"]
 
 
 def test_threads_are_left_alone_for_one_job_or_when_the_user_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert "OMP_NUM_THREADS" not in run_suite._environment(1)
-    assert run_suite._environment(1000)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in Here(1)._environment
+    assert Here(1000)._environment["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert run_suite._environment(2)["OMP_NUM_THREADS"] == "5"
+    assert Here(2)._environment["OMP_NUM_THREADS"] == "5"
+    with pytest.raises(InputError, match="--jobs is 1 or more, not 0"):
+        Here(0)
+
+
+CARD = (
+    "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[1]); here = folder.parent\n"
+    "(here / f'{folder.name}.card').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'not set'))\n"
+    "until = time.time() + 10\n"
+    "while len(list(here.glob('*.card'))) < 4 and time.time() < until: time.sleep(0.01)\n"
+    "sys.exit(1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "device", "cards"),
+    [
+        (None, 2, "auto", ["0", "0", "1", "1"]),
+        (None, 3, "cuda", ["0", "0", "1", "2"]),
+        (None, 1, "auto", ["not set"] * 4),
+        (None, 0, "auto", ["not set"] * 4),
+        (None, 2, "cpu", ["not set"] * 4),
+        (None, 2, "cuda:1", ["not set"] * 4),
+        ("5,GPU-7a", 2, "auto", ["5", "5", "GPU-7a", "GPU-7a"]),
+        ("5", 1, "auto", ["5"] * 4),
+        ("", 0, "auto", [""] * 4),
+    ],
+)
+def test_runs_are_spread_over_the_cards(
+    tmp_path: Path,
+    scripts: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    count: int,
+    device: str,
+    cards: list[str],
+) -> None:
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    request = RunRequest(method="ncm", benchmark="digits-5t", settings={"device": device})
+    scripts.update(dict.fromkeys("abcd", CARD))
+    runs = [PlannedRun(request, tmp_path / name, name) for name in "abcd"]
+    run_suite.run_suite(runs, quiet(), Here(4, count_cards=lambda: count))
+    assert sorted((tmp_path / f"{name}.card").read_text() for name in "abcd") == cards
+
+
+def test_the_next_run_goes_to_the_card_that_became_free(tmp_path: Path, scripts: dict[str, str]) -> None:
+    release = "while not (here / 'last.card').exists() and time.time() < until: time.sleep(0.01)\n"
+    note = CARD.split("until")[0]
+    scripts |= {"long": f"{note}until = time.time() + 10\n{release}", "short": note, "last": note}
+    place = Here(2, count_cards=lambda: 2)
+    run_suite.run_suite(runs_in(tmp_path, "long", "short", "last"), quiet(), place)
+    assert [(tmp_path / f"{name}.card").read_text() for name in ("long", "short", "last")] == ["0", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "cards"),
+    [
+        (None, 3, ["0", "1", "2"]),
+        ("2, 0", 2, ["2", "0"]),
+        ("1,-1,0", 1, ["1"]),
+        ("-1", 0, []),
+        ("", 0, []),
+        ("0,9", 1, ["0"]),  # there is no card 9
+    ],
+)
+def test_the_cards_are_those_that_cuda_sees(given: str | None, count: int, cards: list[str]) -> None:
+    environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    assert visible_cards(environment, lambda: count) == cards
 
 
 LONG = (
@@ -491,7 +563,7 @@ def test_an_interruption_stops_the_processes(tmp_path: Path, scripts: dict[str, 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        run_suite.run_suite(runs_in(tmp_path, "long", "next"), quiet(), jobs=1)
+        run_suite.run_suite(runs_in(tmp_path, "long", "next"), quiet(), Here(1))
     assert (tmp_path / "tidy.txt").exists()
     assert not (tmp_path / "next").exists()
     assert has_ended(int((tmp_path / "pid.txt").read_text()))
@@ -502,13 +574,14 @@ SUITE = """
 import io, pathlib, sys
 from rich.console import Console
 from morecl.run import RunRequest
-from morecl.suite import run
+from morecl.suite import child, run
+from morecl.suite.here import Here
 from morecl.suite.plan import PlannedRun
-run._command = lambda planned: [sys.executable, "-c", sys.argv[1], str(planned.folder)]
+child.command = lambda planned: [sys.executable, "-c", sys.argv[1], str(planned.folder)]
 request = RunRequest(method="ncm", benchmark="digits-5t")
 folder = pathlib.Path(sys.argv[2])
 try:
-    run.run_suite([PlannedRun(request, folder, "long")], Console(file=io.StringIO()))
+    run.run_suite([PlannedRun(request, folder, "long")], Console(file=io.StringIO()), Here())
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -534,7 +607,7 @@ def test_a_process_that_does_not_end_is_killed(
         "import os, pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "(pathlib.Path(sys.argv[1]).parent / 'pid.txt').write_text(str(os.getpid())); time.sleep(60)\n"
     )
-    monkeypatch.setattr(run_suite, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(child, "_GRACE_SECONDS", 0.5)
 
     def interrupt() -> None:
         wait_for_text(tmp_path / "pid.txt")
@@ -542,7 +615,7 @@ def test_a_process_that_does_not_end_is_killed(
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        run_suite.run_suite(runs_in(tmp_path, "deaf"), quiet(), jobs=1)
+        run_suite.run_suite(runs_in(tmp_path, "deaf"), quiet(), Here(1))
     assert has_ended(int((tmp_path / "pid.txt").read_text()))
 
 
@@ -555,7 +628,7 @@ def test_a_second_interruption_kills_at_once(
         "(here / 'pid.txt').write_text(str(os.getpid()))\n"
         "while True: time.sleep(60)\n"
     )
-    monkeypatch.setattr(run_suite, "_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(child, "_GRACE_SECONDS", 60.0)
 
     def interrupt() -> None:
         for name in ("pid.txt", "asked.txt"):
@@ -565,7 +638,7 @@ def test_a_second_interruption_kills_at_once(
     threading.Thread(target=interrupt, daemon=True).start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_suite.run_suite(runs_in(tmp_path, "slow"), quiet(), jobs=1)
+        run_suite.run_suite(runs_in(tmp_path, "slow"), quiet(), Here(1))
     assert time.monotonic() - begin < 30
     assert has_ended(int((tmp_path / "pid.txt").read_text()))
 
@@ -574,14 +647,14 @@ def test_nothing_starts_when_one_folder_holds_something_else(tmp_path: Path, scr
     scripts["first"] = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
     leave(tmp_path / "second", REQUEST, finished=True)
     with pytest.raises(InputError, match="second holds a run with"):
-        run_suite.run_suite(runs_in(tmp_path, "first", "second"), quiet())
+        run_suite.run_suite(runs_in(tmp_path, "first", "second"), quiet(), Here())
     assert not (tmp_path / "first").exists()
 
 
 def test_the_live_display_shows_what_runs(tmp_path: Path, scripts: dict[str, str]) -> None:
     scripts["talk"] = "import sys, time; print('digits-5t ncm task 1/5', flush=True); time.sleep(0.8); sys.exit(1)"
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
-    run_suite.run_suite(runs_in(tmp_path, "talk"), console)
+    run_suite.run_suite(runs_in(tmp_path, "talk"), console, Here())
     assert "all runs" in printed(console) and "0/1" in printed(console)
     assert "task 1/5" in printed(console)
 

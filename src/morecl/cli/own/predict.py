@@ -9,14 +9,17 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain, groupby
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from morecl.cli import cluster
 from morecl.cli.own.common import (
     Accept,
     Device,
@@ -32,9 +35,11 @@ from morecl.cli.own.common import (
 from morecl.cli.own.counting import counted_off
 from morecl.cli.terminal import FAILED, exit_interrupted, output_console
 from morecl.errors import InputError
+from morecl.on_ray.cluster import ClusterOptions
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier import Answer, Classifier
+    from morecl.methods import Learner
 
 STDIN = "-"
 CLOSED_PIPE = 141  # what a program that SIGPIPE ends returns
@@ -57,6 +62,10 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to name for each image, in JSON and CSV.")] = 5,
     accept: Accept = 0.95,
     device: Device = None,
+    on: cluster.On = None,
+    address: cluster.Address = None,
+    gpus_per_run: cluster.GpusPerRun = None,
+    cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
     """Say what is on images, or that it is unknown.
 
@@ -65,17 +74,24 @@ def predict(
     if as_json and as_csv:
         raise InputError("--json or --csv, not both")
     check_accept(accept)
+    ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, device)
     store = existing(model)
     check_paths(paths)
     broken = 0
     try:
-        with out_of_memory_explained("use --device cpu, or close other programs"):
-            classifier = store.load(device=device)
+        with out_of_memory_explained("use --device cpu, or close other programs"), ExitStack() as stack:
+            version = store.versions()[-1].number
+            classifier = store.load(version, device="cpu" if ray else device)
             promise = classifier.promise(accept)
             if promise.threshold is None:
                 for line in promise_lines(promise):
                     error_line(line)
-            answers = _answers(classifier, paths, top=top, accept=accept)
+            if ray:
+                saved, learner = (store.path, version), classifier.learner
+                found = _answers_on_ray(ray, saved, learner, paths, device, top=top, accept=accept)
+                answers: Iterable[Answer] = stack.enter_context(closing(found))
+            else:
+                answers = _answers(classifier, paths, top=top, accept=accept)
             if not sys.stdout.isatty():  # where they are no progress themselves
                 answers = counted_off(answers, lambda: _total(paths))
             if as_json:
@@ -166,6 +182,24 @@ def _answers(classifier: Classifier, paths: Sequence[str], *, top: int, accept: 
                 yield from classifier.answers(batch, **options)
         else:
             yield from classifier.answers(chain.from_iterable(map(images_in, group)), **options)
+
+
+def _answers_on_ray(
+    options: ClusterOptions,
+    model: tuple[Path, int],
+    learner: Learner,
+    paths: Sequence[str],
+    device: str | None,
+    *,
+    top: int,
+    accept: float,
+) -> Generator[Answer]:
+    from morecl.on_ray.answers import answers
+    from morecl.on_ray.cluster import connected
+
+    files = chain.from_iterable(listed(sys.stdin.buffer) if path == STDIN else images_in(path) for path in paths)
+    with connected(options) as ray:
+        yield from answers(ray, *model, learner, files, device=device, top=top, accept=accept)
 
 
 # ---- how they are shown -------------------------------------------------------------------------------------------
