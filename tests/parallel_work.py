@@ -1,10 +1,12 @@
 """What each rank does in tests/parallel: ``torchrun --nproc-per-node 2 tests/parallel_work.py OUT``.
 
-Without torchrun the same functions give what one process alone finds.
+Without torchrun the same functions give what one process alone finds. At last rank 1 kills itself.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,17 +17,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from morecl import parallel
+from morecl import cli, parallel
 from morecl.methods import METHODS
+from morecl.methods.more import More
 from morecl.nn.adapter import AdapterWeights
 from morecl.parallel import Group
-from tiny import create, images_of, task
+from morecl.records import Record
+from morecl.run import RunRequest
+from morecl.run.launch import start
+from morecl.task import task_data
+from tiny import create, images_of, settings_for, task
 
 SIZES = (5, 4, 1)  # of batches: uneven parts, even ones, and one rank without a row
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     "more, trained backbone": ("more", {"freeze_backbone": False}),
     "ncm, trained backbone": ("ncm", {"freeze_backbone": False}),
 }
+RUN_SETTINGS = settings_for("more", epochs=2, memory_size=20)
 
 Arrays = dict[str, Any]
 
@@ -58,8 +66,6 @@ def gradients_of_more(group: Group | None, size: int) -> Arrays:
     with torch.no_grad():
         for parameter in learner.model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-    from morecl.task import task_data
-
     learner._train(task_data(*images_of(2, 3, each=4), [2, 3], 1, 2), lambda epoch: [], 1, lambda event: None)
     tokens = learner.prepare(images_of(2, 3, each=4)[0])[torch.arange(size)]
     targets, weights = torch.arange(size) % 3, torch.rand(size, generator=draw, dtype=torch.float64)
@@ -92,8 +98,9 @@ def learned(group: Group | None, variant: str) -> Arrays:
     the answers."""
     method, changes = VARIANTS[variant]
     learner = create(method, seed=1, eval_batch_size=4, **changes)
+    learner.checked_images = 0
     learner.join(group)
-    fresh = task([0, 1, 2, 3], [0, 1, 2, 3], 4, draw=5)[0]
+    fresh = task([0, 1, 2, 3], [0, 1, 2, 3], 2, draw=5)[0]
     losses: list[float] = []
     images, labels = task([0, 1], [0, 1], 5)
     learner.learn_task(images[:9], labels[:9], lambda event: losses.append(event.loss))
@@ -111,6 +118,14 @@ def learned(group: Group | None, variant: str) -> Arrays:
     }
 
 
+def run(out: Path) -> Record:
+    """A whole run of MORE on digits."""
+    request = RunRequest(
+        method="more", benchmark="digits-5t", settings=RUN_SETTINGS, tasks=2, train_per_class=5, test_per_class=4
+    )
+    return start(request, out)
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     with parallel.joined() as group:
@@ -123,6 +138,25 @@ def main(out: Path) -> None:
             np.savez(out / f"{variant}-{group.rank}.npz", **learned(group, variant))
             if group.main:
                 print(f"{variant}: {time.perf_counter() - started:.2f} s")
+    record = run(out / "run")
+    assert record.ranks == 2
+    run_until_killed(out / "killed")
+
+
+def run_until_killed(out: Path) -> None:
+    """The same run from the command line. Rank 1 kills itself in the middle of the second task."""
+    original = More._back_update
+
+    def back_update(self: More, *given: Any) -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, *given)
+
+    More._back_update = back_update  # type: ignore[method-assign]
+    settings = [text for key, value in RUN_SETTINGS.items() for text in ("--set", f"{key}={value}")]
+    small = ["--tasks", "2", "--train-per-class", "5", "--test-per-class", "4"]
+    sys.argv = ["morecl", "run", "digits-5t", *small, *settings, "--out", str(out)]
+    cli.main()
 
 
 if __name__ == "__main__":

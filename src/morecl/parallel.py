@@ -12,7 +12,9 @@ Without torchrun there is no group, and none of this runs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from morecl import ranks
 from morecl.errors import InputError, RanksError
@@ -29,6 +33,8 @@ TIMEOUT = timedelta(minutes=10)  # for the slowest rank to arrive at what they d
 LOADING = timedelta(days=1)  # for one rank per machine to read the data
 TEXT_BYTES = 2048
 DIGEST_BYTES = 8
+
+_runs = itertools.count()
 
 Run = Callable[[Tensor, list[Tensor]], Tensor]
 
@@ -146,7 +152,9 @@ def joined() -> Iterator[Group | None]:
         torch.cuda.set_device(ranks.local_rank() % torch.cuda.device_count())  # what "cuda" means from now on
     group = Group(ranks.rank(), ranks.count())
     with _lost_ranks_explained(group):
-        distributed.init_process_group("gloo", timeout=TIMEOUT)
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+        apart = PrefixStore(f"morecl {next(_runs)}", store)  # from earlier runs of these processes
+        distributed.init_process_group("gloo", store=apart, rank=rank, world_size=size, timeout=TIMEOUT)
     yield group
     distributed.destroy_process_group()  # not after an error: it would wait for ranks that may be gone
 
@@ -235,5 +243,7 @@ def _lost_ranks_explained(group: Group) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = re.sub(
+            r"^\[\S+\] ", "", (str(error) or type(error).__name__).splitlines()[0]
+        )  # a line of torch's source
         raise RanksError(f"rank {group.rank} of {group.size} lost the others: {reason}") from error

@@ -6,11 +6,10 @@ Ranks are counted from 0; rank 0 is the main one, which alone writes files and s
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 COMMANDS = ("run", "resume")  # of the command line, that several processes can work on together
-PATIENCE = 2.0  # seconds
+PATIENCE = 5.0  # seconds
 
 
 def count() -> int:
@@ -49,6 +48,10 @@ def before_error() -> str:
     """
     if is_main():
         return ""
-    sys.stdout.flush()
     time.sleep(PATIENCE)
     return f"rank {rank()}: "
+
+
+def tells_of_loss() -> bool:
+    """Whether this rank shows that it lost others. Two do: one of them may be the one that is gone."""
+    return rank() <= 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,38 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
 import parallel_work as work
 from morecl.parallel import Group
 
-ROOT = Path(__file__).resolve().parents[2]
 FINISHED = ("more", "morerp", "hat", "row", "tpl", "single", "ranpac", "slda", "ncm", "csc", "more, trained backbone")
-
-
-@pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What both ranks of :mod:`parallel_work` left. They run once for all workers of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    out = (base if worker_id == "master" else base.parent) / "two-ranks"
-    with FileLock(f"{out}.lock"):
-        if not out.exists():
-            run_both(out)
-    return out
-
-
-def run_both(out: Path) -> None:
-    out.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", work.__file__, str(out)]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def of_ranks(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ class TrainingTools:
     captured: bool  # training steps as CUDA graphs
     seconds: dict[str, float]
     group: Group | None = None  # the processes that train together, see :mod:`morecl.parallel`
+    _is_part = False  # what goes through the network now is this rank's alone
 
     def join(self, group: Group | None) -> None:
         """Train together with the other ranks of ``group``, which hold the same learner and make the same calls."""
@@ -62,10 +63,12 @@ class TrainingTools:
         """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
 
         Training compiles whole batches. Smaller ones are not worth it, and compiling takes longer than an evaluation.
-        In a group every rank computes a part of the batch; without gradients (outside of training), all of it.
+        In a group every rank computes a part of the batch, unless the batch itself is one rank's part or its rows
+        belong to several tasks.
         """
         whole = torch.is_grad_enabled() and len(prefix) >= self.config.batch_size
-        if self.group is not None and torch.is_grad_enabled():
+        several = isinstance(norms, tuple) and norms[0].dim() > 2
+        if self.group is not None and not (self._is_part or several):
             return self._divided_trunk(self.group, prefix, norms, adapters, body, compiled=self.compiled and whole)
         return self.network.trunk(prefix, norms, adapters, body, compiled=self.compiled and whole)
 
@@ -207,8 +210,12 @@ class TrainingTools:
         count, size = len(tokens), self.eval_batch_size
         starts, group = range(0, count, size), self.group
         parts = [torch.empty(0, width or self.network.dim, device=self.device)]
-        for start in starts if group is None else starts[group.part(len(starts))]:
-            parts.append(run(tokens.range(start, start + size)))
+        self._is_part = True
+        try:
+            for start in starts if group is None else starts[group.part(len(starts))]:
+                parts.append(run(tokens.range(start, start + size)))
+        finally:
+            self._is_part = False
         found = torch.cat(parts)
         if group is None or len(starts) == 0:
             return found
