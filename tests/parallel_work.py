@@ -5,6 +5,7 @@ Without torchrun the same functions give what one process alone finds. At last r
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl import cli, parallel
+from morecl.errors import InputError, RanksError
 from morecl.methods import METHODS
 from morecl.methods.more import More
 from morecl.nn.adapter import AdapterWeights
@@ -118,6 +120,24 @@ def learned(group: Group | None, variant: str) -> Arrays:
     }
 
 
+def disagreements(group: Group) -> dict[str, str]:
+    """What is said when ranks differ in one fact of two, and in one tensor of two."""
+    group.agree({"data": "same"})
+    group.require_same({"mask": torch.ones(3)}, "after task 1")
+    told = {}
+    try:
+        group.agree({"data": "same", "finished tasks": group.rank})
+    except InputError as error:
+        told["agree"] = str(error)
+    weights = torch.zeros(3)
+    weights[1] = 1e-38 * group.rank
+    try:
+        group.require_same({"mask": torch.ones(3), "weights": weights}, "after task 1")
+    except RanksError as error:
+        told["require_same"] = str(error)
+    return told
+
+
 def run(out: Path) -> Record:
     """A whole run of MORE on digits."""
     request = RunRequest(
@@ -130,6 +150,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     with parallel.joined() as group:
         assert group is not None
+        (out / f"told-{group.rank}.json").write_text(json.dumps(disagreements(group)))
         for size in SIZES:
             np.savez(out / f"gradients-{size}-{group.rank}.npz", **gradients_of_more(group, size))
             np.savez(out / f"inputs-{size}-{group.rank}.npz", **gradient_of_inputs(group, size))

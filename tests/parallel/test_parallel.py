@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def test_two_ranks_learn_what_one_process_learns(two_ranks: Path, variant: str) 
 def test_features_of_a_finished_task_do_not_change(two_ranks: Path, variant: str) -> None:
     for found in of_ranks(two_ranks, variant):
         assert torch.equal(torch.from_numpy(found["before"]), torch.from_numpy(found["after"]))
+
+
+def test_ranks_that_differ_are_told_what_in(two_ranks: Path) -> None:
+    for rank in range(2):
+        told = json.loads((two_ranks / f"told-{rank}.json").read_text())
+        assert "the 2 ranks of this run differ in their finished tasks (finished tasks: 0, 1)" in told["agree"]
+        assert "after task 1 the 2 ranks of this run no longer have the same numbers" in told["require_same"]
+        assert "1 of 2 tensors differ, such as weights" in told["require_same"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
