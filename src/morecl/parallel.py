@@ -246,4 +246,4 @@ def _lost_ranks_explained(group: Group) -> Iterator[None]:
         reason = re.sub(
             r"^\[\S+\] ", "", (str(error) or type(error).__name__).splitlines()[0]
         )  # a line of torch's source
-        raise RanksError(f"rank {group.rank} of {group.size} lost the others: {reason}") from error
+        raise RanksError(f"rank {group.rank} of {group.size} lost the others: {reason.rstrip('.')}") from error

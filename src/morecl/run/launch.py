@@ -100,6 +100,8 @@ def _together(out: Path) -> Iterator[Group | None]:
         with parallel.joined() as group:
             yield group
     except RanksError as error:
+        if not (out / RUN).is_file():
+            raise
         again = ranks.command(f"resume {out}")
         raise RanksError(f"{error}. `{again}` continues after the last finished task") from error
 
