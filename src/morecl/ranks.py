@@ -53,5 +53,5 @@ def before_error() -> str:
 
 
 def tells_of_loss() -> bool:
-    """Whether this rank shows that it lost others. Two do: one of them may be the one that is gone."""
+    """Whether this rank shows that the run was stopped. Two do: one of them may be the one that is gone."""
     return rank() <= 1

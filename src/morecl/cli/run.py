@@ -116,26 +116,16 @@ def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> Non
     from morecl.cli.display import watching
     from morecl.cli.summary import print_summary
 
-    if not ranks.is_main():
-        _silently(work)
-        return
     console = output_console()
+    console.quiet = not ranks.is_main()
     try:
         with watching(console, title) as watcher:
             record = work(watcher)
     except KeyboardInterrupt:
+        if not ranks.tells_of_loss():
+            raise SystemExit(INTERRUPTED) from None
         started = (folder / "run.json").is_file()
         command = f"`{escape(ranks.command(f'resume {folder}'))}`"
         exit_interrupted(f"{command} continues after the last finished task" if started else "nothing was written")
     print_summary([record], console)
     console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)
-
-
-def _silently(work: Callable[[Watcher], Record]) -> None:
-    """For all of torchrun's processes but the main one."""
-    from morecl.run import Watcher
-
-    try:
-        work(Watcher())
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None

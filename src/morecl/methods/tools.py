@@ -1,7 +1,8 @@
 """What method authors use to train: the network, the one training loop, a trainable backbone, a clock.
 
 Compiled blocks, captured steps and batches of equal shape are chosen here and nowhere else: a method calls ``_fit`` (or
-``_fit_rows``) with its loss and ``_trunk`` for its features.
+``_fit_rows``) with its loss and ``_trunk`` for its features. ``_trunk`` and ``_in_batches`` also divide the work where
+several processes train together; all of them must call these alike.
 """
 
 from __future__ import annotations

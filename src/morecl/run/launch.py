@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -97,13 +99,31 @@ def _resume(out: Path, watcher: Watcher | None, group: Group | None) -> Record:
 def _together(out: Path) -> Iterator[Group | None]:
     """The group that works on the run in ``out``; if it breaks, the message says how to continue."""
     try:
-        with parallel.joined() as group:
+        with parallel.joined() as group, _last_words() if group else nullcontext():
             yield group
     except RanksError as error:
         if not (out / RUN).is_file():
             raise
         again = ranks.command(f"resume {out}")
         raise RanksError(f"{error}. `{again}` continues after the last finished task") from error
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """After a :class:`RanksError` SIGTERM is ignored: torchrun sends it as soon as a rank is gone, and the message of
+    those that are left must still be shown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    except RanksError:
+        raise
+    except BaseException:
+        signal.signal(signal.SIGTERM, before)
+        raise
+    signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
