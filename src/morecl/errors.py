@@ -16,6 +16,10 @@ class DivergedError(RuntimeError):
     """Training produced numbers that are not finite. ``learn_task`` undoes what it learned of the task."""
 
 
+class RanksError(RuntimeError):
+    """The processes of a run on several cards lost each other, or no longer have the same weights. Exit code 1."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """``unknown method 'mroe'; did you mean 'more'? (known: ...)``"""
     names = sorted(known)

@@ -100,6 +100,7 @@ class Record(_Part):
     data: DataInfo
     versions: dict[str, str]
     device: str
+    ranks: int = Field(1, ge=1, description="processes that trained together (torchrun), each on its part of a batch")
     metrics: Metrics
     accuracy_matrix: list[list[Share | None]] = Field(
         description="class-incremental accuracy in percent: row i after task i, column j on the test images of task j"

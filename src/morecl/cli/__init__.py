@@ -17,12 +17,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from morecl import __version__
+from morecl import __version__, ranks
 from morecl.cli import bench, cache, listing, report, run, serve, suite
 from morecl.cli.grouped import GroupedCommands
 from morecl.cli.own import evaluate, learn, model, predict
 from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
-from morecl.errors import DivergedError, InputError
+from morecl.errors import DivergedError, InputError, RanksError
 
 app = typer.Typer(
     cls=GroupedCommands,
@@ -64,15 +64,20 @@ def main() -> None:
     try:
         app()
     except (InputError, OSError) as error:
-        error_console().print(f"[red]error:[/red] {escape(str(error))}")
+        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(str(error))}")
         sys.exit(BAD_INPUT)
     except DivergedError as error:
-        error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
+        error_console().print(f"{ranks.before_error()}[red]stopped:[/red] {escape(str(error))}")
+        sys.exit(FAILED)
+    except RanksError as error:
+        if ranks.tells_of_loss():
+            error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
         sys.exit(FAILED)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    error_console().print(f"[yellow]warning:[/yellow] {escape(str(message))}")
+    if ranks.is_main():
+        error_console().print(f"[yellow]warning:[/yellow] {escape(str(message))}")
 
 
 def _prepare_output() -> None:
@@ -93,7 +98,13 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    if ranks.count() > 1 and context.invoked_subcommand not in ranks.COMMANDS:
+        raise InputError(
+            f"`morecl {context.invoked_subcommand}` runs in one process, and torchrun started {ranks.count()}: "
+            "start it without torchrun"
+        )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from morecl import ranks
 from morecl.cli import options
-from morecl.cli.terminal import exit_interrupted, output_console
+from morecl.cli.terminal import INTERRUPTED, exit_interrupted, output_console
 from morecl.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,12 +117,15 @@ def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> Non
     from morecl.cli.summary import print_summary
 
     console = output_console()
+    console.quiet = not ranks.is_main()
     try:
         with watching(console, title) as watcher:
             record = work(watcher)
     except KeyboardInterrupt:
+        if not ranks.tells_of_loss():
+            raise SystemExit(INTERRUPTED) from None
         started = (folder / "run.json").is_file()
-        command = f"`morecl resume {escape(str(folder))}`"
+        command = f"`{escape(ranks.command(f'resume {folder}'))}`"
         exit_interrupted(f"{command} continues after the last finished task" if started else "nothing was written")
     print_summary([record], console)
     console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)

@@ -1,7 +1,8 @@
 """What method authors use to train: the network, the one training loop, a trainable backbone, a clock.
 
 Compiled blocks, captured steps and batches of equal shape are chosen here and nowhere else: a method calls ``_fit`` (or
-``_fit_rows``) with its loss and ``_trunk`` for its features.
+``_fit_rows``) with its loss and ``_trunk`` for its features. ``_trunk`` and ``_in_batches`` also divide the work where
+several processes train together; all of them must call these alike.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from morecl.config import SgdConfig
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.families import ViT
 from morecl.nn.network import AdaptedViT, Norms
 from morecl.nn.tokens import Tokens
+from morecl.parallel import Group, divided
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.task import TaskData
@@ -39,6 +42,15 @@ class TrainingTools:
     compiled: bool  # blocks through torch.compile or our own kernels
     captured: bool  # training steps as CUDA graphs
     seconds: dict[str, float]
+    group: Group | None = None  # the processes that train together, see :mod:`morecl.parallel`
+    _is_part = False  # what goes through the network now is this rank's alone
+
+    def join(self, group: Group | None) -> None:
+        """Train together with the other ranks of ``group``, which hold the same learner and make the same calls."""
+        self.group = group
+        if group is not None:
+            group.place(self.device)
+            self.captured = False  # what travels between ranks is not part of a CUDA graph
 
     # ---- training ---------------------------------------------------------------------------------------------
 
@@ -52,9 +64,38 @@ class TrainingTools:
         """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
 
         Training compiles whole batches. Smaller ones are not worth it, and compiling takes longer than an evaluation.
+        In a group every rank computes a part of the batch, unless the batch itself is one rank's part or its rows
+        belong to several tasks.
         """
         whole = torch.is_grad_enabled() and len(prefix) >= self.config.batch_size
+        several = isinstance(norms, tuple) and norms[0].dim() > 2
+        if self.group is not None and not (self._is_part or several):
+            return self._divided_trunk(self.group, prefix, norms, adapters, body, compiled=self.compiled and whole)
         return self.network.trunk(prefix, norms, adapters, body, compiled=self.compiled and whole)
+
+    def _divided_trunk(
+        self,
+        group: Group,
+        prefix: Tensor,
+        norms: NormWeights | None,
+        adapters: AdapterWeights | None,
+        body: ViT | None,
+        *,
+        compiled: bool,
+    ) -> Tensor:
+        """:meth:`AdaptedViT.trunk` with the rows divided among the ranks."""
+        own = [] if norms is None else list(norms) if isinstance(norms, tuple) else [norms.weight, norms.bias]
+        both = [*own, *(adapters or ())]
+        whole = _Trunk(self.network, body, compiled)
+        trained = {name: p for name, p in whole.named_parameters() if p.requires_grad}  # of the body
+
+        def run(rows: Tensor, weights: list[Tensor]) -> Tensor:
+            norms = (weights[0], weights[1]) if own else None
+            adapters = AdapterWeights(*weights[len(own) : len(both)]) if len(both) > len(own) else None
+            state = dict(zip(trained, weights[len(both) :], strict=True))
+            return cast(Tensor, functional_call(whole, state, (rows, norms, adapters)))
+
+        return divided(group, run, prefix, [*both, *trained.values()])
 
     def _trained(self) -> list[Tensor]:
         """What the newest task trains."""
@@ -173,11 +214,24 @@ class TrainingTools:
 
     @torch.no_grad()
     def _in_batches(self, tokens: Tokens, run: Callable[[Tensor], Tensor], width: int | None = None) -> Tensor:
-        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D), or (N, ``width``)."""
+        """``run(tokens[...])`` over all images, ``eval_batch_size`` at a time: (N, D), or (N, ``width``).
+
+        In a group every rank computes some of the batches, of the same shapes as without one: the same bits.
+        """
+        count, size = len(tokens), self.eval_batch_size
+        starts, group = range(0, count, size), self.group
         parts = [torch.empty(0, width or self.network.dim, device=self.device)]
-        for start in range(0, len(tokens), self.eval_batch_size):
-            parts.append(run(tokens.range(start, start + self.eval_batch_size)))
-        return torch.cat(parts)
+        self._is_part = True
+        try:
+            for start in starts if group is None else starts[group.part(len(starts))]:
+                parts.append(run(tokens.range(start, start + size)))
+        finally:
+            self._is_part = False
+        found = torch.cat(parts)
+        if group is None or len(starts) == 0:
+            return found
+        of_ranks = [starts[group.part(len(starts), rank)] for rank in range(group.size)]
+        return group.gather(found, [min(mine.stop, count) - min(mine.start, count) for mine in of_ranks])
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:
@@ -189,6 +243,17 @@ class TrainingTools:
                 torch.cuda.synchronize(self.device)
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+class _Trunk(nn.Module):
+    """The network with a ``body`` that :func:`torch.func.functional_call` can give other weights."""
+
+    def __init__(self, network: AdaptedViT, body: ViT | None, compiled: bool):
+        super().__init__()
+        self.network, self.body, self.compiled = network, body, compiled
+
+    def forward(self, prefix: Tensor, norms: NormWeights | None, adapters: AdapterWeights | None) -> Tensor:
+        return self.network.trunk(prefix, norms, adapters, self.body, compiled=self.compiled)
 
 
 def count(*modules: nn.Module) -> int:

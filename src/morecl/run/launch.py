@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from morecl import checkpoint
+import torch
+
+import morecl
+from morecl import checkpoint, parallel, ranks
 from morecl.data import TaskStream, build_stream
-from morecl.errors import InputError
+from morecl.errors import InputError, RanksError
 from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import claimed
 from morecl.methods import Learner, create
+from morecl.parallel import Group
 from morecl.records import Record
 from morecl.run.folder import PROGRESS, RESULT, RUN, checkpoints, clear, refuse_taken, remove_leftovers
 from morecl.run.loop import learn_stream, task_groups
@@ -24,6 +32,7 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     """Run ``request`` and leave everything in the folder ``out``.
 
     Ctrl-C and SIGTERM raise ``KeyboardInterrupt``; :func:`resume` then continues from the last finished task.
+    Processes that torchrun started work on the run together; all return the record, and the main one writes.
 
     Args:
         overwrite: replace a run that is already in ``out``.
@@ -32,24 +41,28 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
         InputError: the request cannot be carried out, or not with the memory there is. Nothing is written, unless
             memory ran out after the first task: finished tasks stay, and :func:`resume` continues.
         DivergedError: training diverged.
+        RanksError: another process of this run is gone. :func:`resume` continues from the last finished task.
     """
     request = request.model_copy(update={"directory": request.directory or str(Path.cwd())})
     run = request.resolve()
     config = run.config  # checked before anything is written
-    refuse_taken(out, overwrite)
+    if ranks.is_main():
+        refuse_taken(out, overwrite)
     sizes = config.model_dump() | {"folder_size": run.recipe.folder_size}
-    with sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
+    with _together(out) as group, sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
         learner = create(request.method, **run.settings)
+        learner.join(group)
         stream = build_task_stream(run, learner)
         request = request.model_copy(update={"plan": run.plan})
-        with claimed(out):
-            refuse_taken(out, overwrite)  # another process may have been faster
-            clear(out)
-            write_json(out / RUN, request.model_dump(mode="json"))
+        with _claimed(out, group):
+            if parallel.is_main(group):
+                refuse_taken(out, overwrite)  # another process may have been faster
+                clear(out)
+                write_json(out / RUN, request.model_dump(mode="json"))
             try:
-                return learn_stream(request, learner, stream, out, Measurements(), watcher or Watcher())
+                return _learn(request, learner, stream, out, Measurements(), watcher)
             except Exception as error:
-                if is_out_of_memory(error) and not checkpoints(out):
+                if is_out_of_memory(error) and parallel.is_main(group) and not checkpoints(out):
                     clear(out)  # resuming would fail again
                 raise
 
@@ -61,11 +74,12 @@ def resume(out: Path, watcher: Watcher | None = None) -> Record:
         InputError: ``out`` holds no unfinished run, or its recipe or data changed since the run began.
     """
     request = read_request(out)  # before `claimed` makes the folder
-    with sigterm_as_interrupt(), out_of_memory_explained(request.settings, out), claimed(out):
-        return _resume(out, watcher or Watcher())
+    explained = out_of_memory_explained(request.settings, out)
+    with _together(out) as group, sigterm_as_interrupt(), explained, _claimed(out, group):
+        return _resume(out, watcher, group)
 
 
-def _resume(out: Path, watcher: Watcher) -> Record:
+def _resume(out: Path, watcher: Watcher | None, group: Group | None) -> Record:
     request = read_request(out)  # again: another process may have replaced the run
     if (out / RESULT).is_file():
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
@@ -73,10 +87,82 @@ def _resume(out: Path, watcher: Watcher) -> Record:
     saved = checkpoints(out)
     measured = Measurements.read(saved[-1] / PROGRESS) if saved else Measurements()
     learner = checkpoint.load(saved[-1]) if saved else create(request.method, **run.settings)
+    learner.join(group)
     stream = build_task_stream(run, learner)
     refuse_changed(run, learner, stream, measured, out)
-    remove_leftovers(out)
-    return learn_stream(request, learner, stream, out, measured, watcher)
+    if parallel.is_main(group):
+        remove_leftovers(out)
+    return _learn(request, learner, stream, out, measured, watcher)
+
+
+@contextmanager
+def _together(out: Path) -> Iterator[Group | None]:
+    """The group that works on the run in ``out``; if it breaks, the message says how to continue."""
+    try:
+        with parallel.joined() as group, _last_words() if group else nullcontext():
+            yield group
+    except RanksError as error:
+        if not (out / RUN).is_file():
+            raise
+        again = ranks.command(f"resume {out}")
+        raise RanksError(f"{error}. `{again}` continues after the last finished task") from error
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """After a :class:`RanksError` SIGTERM is ignored: torchrun sends it as soon as a rank is gone, and the message of
+    those that are left must still be shown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    except RanksError:
+        raise
+    except BaseException:
+        signal.signal(signal.SIGTERM, before)
+        raise
+    signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _claimed(out: Path, group: Group | None) -> Iterator[None]:
+    """The main rank claims the folder for all; the others wait until it has."""
+    if group is None:
+        with claimed(out):
+            yield
+        return
+    if not group.main:
+        group.barrier()
+        yield
+        return
+    with claimed(out):
+        group.barrier()
+        yield
+
+
+def _learn(
+    request: RunRequest,
+    learner: Learner,
+    stream: TaskStream,
+    out: Path,
+    measured: Measurements,
+    watcher: Watcher | None,
+) -> Record:
+    """:func:`learn_stream`, once all ranks have been found to do the same; only the main one is watched."""
+    if learner.group is not None:
+        learner.group.agree(
+            {
+                "versions": f"morecl {morecl.__version__}, torch {torch.__version__}",
+                "method": f"{request.method}, seed {request.seed}",
+                "backbone": learner.backbone.sha256,
+                "data": stream.dataset.fingerprint,
+                "finished tasks": len(measured.steps),
+            }
+        )
+    shown = watcher if parallel.is_main(learner.group) else None
+    return learn_stream(request, learner, stream, out, measured, shown or Watcher())
 
 
 def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measured: Measurements, out: Path) -> None:
@@ -98,15 +184,16 @@ def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measu
 def build_task_stream(run: ResolvedRun, learner: Learner) -> TaskStream:
     """The tasks. Images of a user's folder are stored at the recipe's size or else at the backbone's input size."""
     request = run.request
-    return build_stream(
-        run.recipe,
-        data_root=run.data_root,
-        class_order=request.class_order,
-        seed=request.seed,
-        tasks=request.tasks,
-        train_per_class=request.train_per_class,
-        test_per_class=request.test_per_class,
-        folder_size=run.recipe.folder_size or learner.backbone.input.resize,
-        validation=request.validation,
-        progress=True,
-    )
+    with learner.group.first_on_each_machine() if learner.group else nullcontext():
+        return build_stream(
+            run.recipe,
+            data_root=run.data_root,
+            class_order=request.class_order,
+            seed=request.seed,
+            tasks=request.tasks,
+            train_per_class=request.train_per_class,
+            test_per_class=request.test_per_class,
+            folder_size=run.recipe.folder_size or learner.backbone.input.resize,
+            validation=request.validation,
+            progress=parallel.is_main(learner.group),
+        )

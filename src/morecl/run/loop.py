@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from morecl import checkpoint
+from morecl import checkpoint, parallel
 from morecl.data import TaskStream
 from morecl.evaluator import Evaluator
 from morecl.files import atomic_folder
@@ -27,11 +27,15 @@ def learn_stream(
 ) -> Record:
     """Learn the tasks of ``stream`` that are not in ``measured`` yet; leave the model and the record in ``out``.
 
+    In a group (:mod:`morecl.parallel`) all ranks do this; the main one writes.
+
     Args:
         learner: has learned the first ``len(measured.steps)`` tasks.
         measured: extended in place, task by task.
     """
-    done = len(measured.steps)
+    done, group = len(measured.steps), learner.group
+    if group is not None:
+        measured.ranks = max(measured.ranks, group.size)
     measured.fingerprint = stream.dataset.fingerprint
     measured.groups = task_groups(stream)
     watcher.started(learner, stream, done)
@@ -42,6 +46,8 @@ def learn_stream(
     names = np.array(stream.dataset.classes, dtype=object)
     for task in (stream[k] for k in range(done, len(stream))):
         learner.learn_task(task.x_train, names[task.y_train].tolist(), watcher.epoch)
+        if group is not None:
+            group.require_same(learner.state(), f"after task {task.index + 1}")
         learned = time.perf_counter()
         step = evaluator.after_task(task.index)
         evaluated = time.perf_counter()
@@ -55,9 +61,12 @@ def learn_stream(
             peak = torch.cuda.max_memory_allocated(learner.device)
             measured.peak_memory_bytes = max(measured.peak_memory_bytes, peak)
         watcher.task(task.index, step, measured.total_seconds)
-        _write_checkpoint(out, learner, measured, keep=request.keep_checkpoints)
+        if parallel.is_main(group):
+            _write_checkpoint(out, learner, measured, keep=request.keep_checkpoints)
         clock = time.perf_counter()
     record = build_record(request, learner, stream, measured)
+    if not parallel.is_main(group):
+        return record
     learner.save(out / MODEL)
     write_record(out / RESULT, record)
     if not request.keep_checkpoints:

@@ -21,7 +21,8 @@ class Measurements:
     capacity: list[float] = field(default_factory=list)
     evaluate_seconds: float = 0.0
     total_seconds: float = 0.0
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: int = 0  # of the main process
+    ranks: int = 1  # processes that learned together, at most
     fingerprint: str = ""  # of the data
     groups: list[list[int]] = field(default_factory=list)  # the classes of every task
 

@@ -37,6 +37,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
         data=_data(stream),
         versions=_versions(),
         device=_device_name(learner.device),
+        ranks=measured.ranks,
         metrics=_metrics(steps),
         accuracy_matrix=metrics.accuracy_matrix([step.accuracy for step in steps]),
         til_matrix=metrics.accuracy_matrix([step.til for step in steps]),
