@@ -10,6 +10,7 @@ import torch
 
 import tiny
 from morecl.nn import tokens as module
+from morecl.nn.reading import ReadAhead
 from morecl.pictures import InMemory, Pictures
 
 
@@ -89,3 +90,21 @@ def test_unread_images_have_a_budget_of_their_own(monkeypatch: pytest.MonkeyPatc
     learner, images = tiny.create("ncm"), tiny.pictures(0, 12)
     monkeypatch.setattr(module, "UNREAD_CACHE_BYTES", 12 * learner.network.prefix_bytes - 1)
     assert learner.prepare(images).cache is not None and learner.prepare(unread(images)).cache is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["finetune", "more"])
+def test_on_a_gpu_images_that_do_not_fit_are_read_ahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through captured steps, too."""
+    first, second = (tiny.task([2 * k, 2 * k + 1], [f"a{k}", f"b{k}"], 40) for k in range(2))
+    test, scores = tiny.pictures(0, 9, draw=1), []
+    for fits, make in ((True, np.asarray), (False, np.asarray), (False, unread)):
+        if not fits:
+            monkeypatch.setattr(module, "GPU_CACHE_SHARE", 0.0)
+        learner = tiny.create(method, device="cuda", epochs=3)
+        assert isinstance(learner.prepare(make(first[0])).images, torch.Tensor if fits else ReadAhead)
+        for images, labels in (first, second):
+            learner.learn_task(make(images), labels)
+        scores.append(learner.scores(test))
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-2)
+    np.testing.assert_allclose(scores[2], scores[1], rtol=1e-2)
