@@ -34,6 +34,7 @@ SIZES = (5, 4, 1)  # of batches: uneven parts, even ones, and one rank without a
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     "more, trained backbone": ("more", {"freeze_backbone": False}),
     "ncm, trained backbone": ("ncm", {"freeze_backbone": False}),
+    "derpp, augmented": ("derpp", {"augment": True}),
 }
 RUN_SETTINGS = settings_for("more", epochs=2, memory_size=20)
 
