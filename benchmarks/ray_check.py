@@ -65,7 +65,10 @@ def stopped_run(out: Path, raylet: int, apart_from: list[Path]) -> tuple[Path, i
 
 
 def lose(what: str, kill: Callable[[int], None], out: Path, raylet: int, losses: list[dict[str, Any]]) -> None:
-    """Kill the worker of a run that has begun, by ``kill(worker)``; the run gets SIGTERM from the system."""
+    """Kill the worker of a run that has begun, by ``kill(worker)``.
+
+    The run ends with it: by SIGTERM from Linux, or killed by a worker that notices that its node is gone.
+    """
     folder, pid, worker = stopped_run(out, raylet, [loss["folder"] for loss in losses])
     saved = max(path.name for path in folder.glob("checkpoint-*"))
     losses.append({"what": what, "folder": folder, "last": saved, "killed": time.monotonic()})

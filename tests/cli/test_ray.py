@@ -72,7 +72,10 @@ def parent(pid: int) -> int:
 
 
 def kill_in_the_middle(cluster: Any, node: Any, out: Path, killed: list[Path]) -> None:
-    """When a run of ``node`` has a checkpoint, kill the node, its worker and so the run."""
+    """When a run of ``node`` has a checkpoint, kill its worker and the node.
+
+    The worker first: one that outlives its node would kill the run, which must end without that too.
+    """
     raylet = node.all_processes["raylet"][0].process.pid
     while not killed:
         for claim in out.glob(f"*/*/*/{CLAIM}"):
@@ -86,11 +89,11 @@ def kill_in_the_middle(cluster: Any, node: Any, out: Path, killed: list[Path]) -
                 killed.append(claim.parent)
                 break
         time.sleep(0.01)
+    os.kill(worker, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
     while Path(f"/proc/{worker}").exists():
         time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
 
 
 def comparable(record: Any) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def test_a_cluster_that_loses_a_node(
         assert shown.out.count("lost ") == 1 and "died; it resumes elsewhere, try 2 of 4" in shown.out
         assert "raylet" not in shown.out
         log = killed[0].with_name(f"{killed[0].name}.log").read_text()
-        assert "try 2" in log and "resuming after task" in log
+        assert "try 2" in log and "stopped; `morecl resume" in log and "resuming after task" in log
         for run in plan(load_suite(str(file)), out):
             here = launch.start(run.request, tmp_path / "local" / run.folder.name)
             assert comparable(read_record(run.folder / "result.json")) == comparable(here)
