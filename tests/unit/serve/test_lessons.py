@@ -131,7 +131,8 @@ def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, mod
     assert uploads(tmp_path)[0].parent.stat().st_mode & 0o077 == 0  # private
     response = client.post("/undo")
     assert response.status_code == 409 and "lesson is under way" in response.json()["error"]
-    assert client.post(f"/jobs/{job['id']}/cancel").json()["cancelling"]
+    answer = client.post(f"/jobs/{job['id']}/cancel").json()
+    assert answer["cancelling"] or answer["state"] == "cancelled"  # it may be over by now
     assert ended(client, job)["state"] == "cancelled"
     assert uploads(tmp_path) == []
     assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
