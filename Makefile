@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/morecl report runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Only the tests that need a CUDA GPU; fails without one.
 test-gpu: setup

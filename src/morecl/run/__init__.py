@@ -6,8 +6,8 @@ Read in this order: ``request`` (what the user asked for, and the same with path
 Files of a run's folder (see ``folder``):
 
 - ``run.json``: the request and the directory it was made in; written first.
-- ``.lock`` and ``.claim``: held by the process that works in the folder. The first stays when it is released, the second
-  stays when the process is killed (see :mod:`morecl.locking`).
+- ``.lock`` and ``.claim``: held by the process that works in the folder. The first stays when it is released, the
+  second stays only when the process is killed (see :mod:`morecl.locking`).
 - ``checkpoint-K/``: the saved learner after K tasks, and ``progress.json`` with everything measured so far. A new
   checkpoint is written under a temporary name and renamed, then the previous one is deleted (unless
   ``keep_checkpoints`` is set). A killed run resumes from the newest.
