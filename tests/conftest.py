@@ -16,6 +16,9 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     settings.load_profile("morecl")
 
 
+SHORT = ("tests/golden/", "tests/unit/data/", "tests/unit/report/", "tests/unit/run/", "tests/unit/nn/families")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Decoded images of the tests go to a folder of their own, also from processes that tests start."""
@@ -23,7 +26,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU its tests are skipped; asking for them alone (``-m gpu``, ``make test-gpu``) is an error."""
+    """Without a GPU its tests are skipped; asking for them alone (``-m gpu``, ``make test-gpu``) is an error.
+
+    Files of short tests come last: at the end no worker waits long for the other.
+    """
+    items.sort(key=lambda item: any(part in item.path.as_posix() for part in SHORT))
     if torch.cuda.is_available():
         return
     if config.option.markexpr == "gpu":
