@@ -1,7 +1,8 @@
 """Time of a prediction against the number of tasks learned, with MORE and MORE-RP.
 
 MORE asks every task's network about every image, so its time grows with the tasks. MORE-RP asks a fixed number, so its
-time should hardly grow: after 20 and after 100 tasks at most :data:`LIMIT` times that after 5.
+time should hardly grow: after 20 and after 100 tasks at most :data:`LIMIT` times that after 5. What does grow is its
+kernel, with the images learned: here :data:`KEPT_PER_TASK` of them per task.
 
 Learners are grown without training. Their adapters and masks are random, about half of the neurons open. MORE-RP's
 classifier is random as well, but made so that the images spread over all networks: that is its most expensive case.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 LIMIT = 1.3
 METHODS = ("more", "morerp")
 FLAT = "morerp"  # the method whose time should not grow
-KEPT = 5000  # images whose features MORE-RP keeps
+KEPT_PER_TASK = 500  # images whose features MORE-RP keeps
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def grown(method: str, config: Any, tasks: int, backbone: Backbone | None = None
 
 @torch.no_grad()
 def spread(learner: Morerp, images: Any) -> None:
-    """Give the ridge classifier ``KEPT`` images and random weights under which ``images`` are ranked differently.
+    """Give the ridge classifier ``KEPT_PER_TASK`` images of each task and random weights under which ``images`` are ranked differently.
 
     Random images look alike to a network, so their features are measured by how much they differ.
     """
@@ -171,10 +172,11 @@ def spread(learner: Morerp, images: Any) -> None:
     ridge.clear()
     ridge.scale.copy_((z - z.mean(0)).std())
     draw = torch.Generator().manual_seed(0)
-    rows = torch.arange(KEPT, device=z.device) % len(z)
-    noise = 0.1 * ridge.scale.float() * torch.randn(KEPT, z.shape[1], generator=draw).to(z)
-    ridge.add(z[rows] + noise, torch.arange(KEPT, device=z.device) % ridge.classes)
-    ridge.dual = torch.randn(KEPT, ridge.classes, generator=draw).to(z)
+    kept = KEPT_PER_TASK * len(learner.tasks)
+    rows = torch.arange(kept, device=z.device) % len(z)
+    noise = 0.1 * ridge.scale.float() * torch.randn(kept, z.shape[1], generator=draw).to(z)
+    ridge.add(z[rows] + noise, torch.arange(kept, device=z.device) % ridge.classes)
+    ridge.dual = torch.randn(kept, ridge.classes, generator=draw).to(z)
 
 
 @torch.no_grad()
