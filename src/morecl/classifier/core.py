@@ -31,6 +31,7 @@ from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Inf
 from morecl.errors import InputError, unknown_name
 from morecl.labels import Forgotten
 from morecl.methods import Learner, method_class
+from morecl.pictures import AnyImages
 from morecl.progress import Listener, silent
 from morecl.scoring import Features
 
@@ -135,7 +136,7 @@ class Classifier:
         chosen = np.isin(self.held.columns, columns)
         return float(100 * self.measured.right[chosen].mean()) if chosen.any() else None
 
-    def share_unknown(self, images: NDArray[np.uint8]) -> float | None:
+    def share_unknown(self, images: AnyImages) -> float | None:
         """Percent of ``images`` that it calls unknown."""
         threshold = self.promise().threshold
         if threshold is None or not len(images):
@@ -326,7 +327,7 @@ class Classifier:
         except ValueError:
             raise unknown_name("class", str(name), self.classes) from None
 
-    def _scores(self, images: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _scores(self, images: AnyImages) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Scores (N, C) and OOD scores (N,) of squares (N, S, S, 3)."""
         learner = self.learner
         scores, ood = [np.empty((0, len(learner.classes)))], [np.empty(0)]

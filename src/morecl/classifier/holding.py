@@ -8,6 +8,7 @@ random, so what is kept stays a fair sample.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from morecl.images import ImageArray
+from morecl.pictures import AnyImages, chunks, joined
 from morecl.random import generator
 
 SHARE = 0.2
@@ -40,9 +42,9 @@ def choose(names: Sequence[str], seed: int, lesson: int) -> Indices:
     return np.sort(np.concatenate([*chosen, np.empty(0, np.int64)]))
 
 
-def fingerprints(images: ImageArray) -> NDArray[np.uint64]:
+def fingerprints(images: AnyImages) -> NDArray[np.uint64]:
     """A number per picture, the same for the same pixels: (N, H, W, 3) -> (N,)."""
-    digests = [hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).digest() for image in images]
+    digests = [hashlib.blake2b(image.data, digest_size=8).digest() for part in chunks(images) for image in part]
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
@@ -90,10 +92,10 @@ class HeldBack:
         """Images of each class: (classes,)."""
         return np.bincount(self.columns, minlength=classes)
 
-    def with_more(self, images: ImageArray, columns: Indices, draw: torch.Generator) -> HeldBack:
+    def with_more(self, images: AnyImages, columns: Indices, draw: torch.Generator) -> HeldBack:
         """These as well, cut down to the budget."""
-        images, columns = np.concatenate([self.images, images]), np.concatenate([self.columns, columns])
-        each = images[0].nbytes if len(images) else 1
+        together, columns = joined([self.images, images]), np.concatenate([self.columns, columns])
+        each = math.prod(together.shape[1:])
         classes = np.unique(columns)
         quota = max(AT_LEAST, BUDGET // (each * max(1, len(classes))))
         kept = []
@@ -102,7 +104,7 @@ class HeldBack:
             order = torch.randperm(len(own), generator=draw).numpy() if len(own) > quota else np.arange(len(own))
             kept.append(own[order[:quota]])
         index = np.sort(np.concatenate([*kept, np.empty(0, np.int64)]))
-        return HeldBack(images[index], columns[index])
+        return HeldBack(together[index], columns[index])
 
     def without(self, column: int) -> HeldBack:
         keep = self.columns != column

@@ -18,8 +18,8 @@ from morecl.classifier.reading import Report, name_of, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError
-from morecl.images import ImageArray
 from morecl.methods import Learner
+from morecl.pictures import AnyImages, some
 from morecl.progress import EpochDone, Listener
 from morecl.random import generator
 
@@ -39,7 +39,7 @@ class NothingNewError(InputError):
 class Material:
     """Images of a lesson: all that are new to the classifier, and which of them are held back."""
 
-    images: ImageArray  # (N, S, S, 3)
+    images: AnyImages  # (N, S, S, 3)
     names: list[str]  # of the class of each
     prints: NDArray[np.uint64]  # fingerprints
     held: NDArray[np.bool_]
@@ -75,13 +75,13 @@ def teach(
     if minutes is not None and not minutes > 0:
         raise InputError(f"minutes must be more than 0, not {minutes}")
     material = _material(classifier, action, *labelled(images, labels), hold_back, reading)
-    train, names = material.images[~material.held], material.names_of(~material.held)
+    train, names = some(material.images, ~material.held), material.names_of(~material.held)
     new = list(dict.fromkeys(material.names))
     others = [name for name in classifier.classes if name not in new]
     before = classifier.accuracy(others)
     unknown_before = None
     if action == "learn" and classifier.classes:
-        unknown_before = classifier.share_unknown(material.images[material.held])
+        unknown_before = classifier.share_unknown(some(material.images, material.held))
     planned = plan(len(train), len({*classifier.classes, *new}))
     notes: list[str] = []
     with classifier._all_or_nothing():
@@ -126,7 +126,7 @@ def _material(
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
-    return Material(found.images[fresh], taken, prints[fresh], held, len(found.images) - len(fresh), skipped)
+    return Material(some(found.images, fresh), taken, prints[fresh], held, len(found.images) - len(fresh), skipped)
 
 
 def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -> None:
@@ -167,12 +167,12 @@ def _take_in(classifier: Classifier, material: Material) -> None:
     for column in columns[~material.held].tolist():
         classifier.images[column] += 1
     draw = generator(classifier.learner.config.seed, "kept back", len(classifier.curve))
-    classifier.held = classifier.held.with_more(material.images[material.held], columns[material.held], draw)
+    classifier.held = classifier.held.with_more(some(material.images, material.held), columns[material.held], draw)
     classifier.seen = classifier.seen.with_more(material.prints, columns)
 
 
 def _fitted_into(
-    learner: Learner, wanted: Plan, minutes: float, images: ImageArray, names: Sequence[str]
+    learner: Learner, wanted: Plan, minutes: float, images: AnyImages, names: Sequence[str]
 ) -> tuple[Plan, list[str]]:
     """``wanted`` with as many epochs as fit into ``minutes``, and notes. The speed is measured on a few batches."""
     count = min(len(images), PROBE * wanted.batch_size)

@@ -1,7 +1,12 @@
-"""Reading images for a classifier: many at once, and a broken one is no reason to stop."""
+"""Reading images for a classifier: many at once, and a broken one is no reason to stop.
+
+Images that would take too much of the memory wait on disk, in a file without a name: it is gone with the process.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -12,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from morecl.data.cache import LEFT_FREE, cache_root
+from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
 from morecl.images import ImageArray, as_array, to_side
+from morecl.pictures import AnyImages, Pictures, some
 from morecl.ram import available_bytes
+
+HELD_SHARE = 0.5  # of the available memory that images may take
 
 Report = Callable[[int, int], None]  # images done, images in all
 
@@ -22,7 +32,7 @@ Report = Callable[[int, int], None]  # images done, images in all
 class Read(NamedTuple):
     """Images (n, S, S, 3), their positions in what was given, and what could not be read: (position, reason)."""
 
-    images: ImageArray
+    images: AnyImages
     positions: NDArray[np.int64]
     problems: list[tuple[int, str]]
 
@@ -37,26 +47,30 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
 
     Raises:
         TypeError, ValueError: an array of many images is not usable.
-        InputError: they do not fit into memory.
+        InputError: they fit neither into memory nor onto the disk.
     """
     if hasattr(images, "shape"):
         array = to_side(as_array(images, side), side)
         return Read(array, np.arange(len(array)), [])
+    shape = (len(images), side, side, 3)
     needed, available = len(images) * side * side * 3, available_bytes()
-    if available is not None and needed > available:
-        raise InputError(
-            f"{len(images)} images at {side} x {side} pixels need {needed / 1e9:.1f} GB of memory, "
-            f"{available / 1e9:.1f} GB are available; teach fewer at a time"
-        )
-    room = np.empty((len(images), side, side, 3), np.uint8)
+    room: ImageArray | PixelFile
+    if available is None or needed <= HELD_SHARE * available:
+        room = np.empty(shape, np.uint8)
+    else:
+        room = _on_disk(shape, needed, available)
 
     def one(index: int) -> str | None:
         try:
-            room[index] = to_side(as_array([images[index]], side), side)[0]
+            square = to_side(as_array([images[index]], side), side)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
             return _reason(error)
+        if isinstance(room, PixelFile):
+            room.write(index, np.ascontiguousarray(square))
+        else:
+            room[index] = square[0]
         return None
 
     problems: list[tuple[int, str]] = []
@@ -68,7 +82,27 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
                 report(index + 1, len(images))
     broken = {index for index, _ in problems}
     positions = np.array([index for index in range(len(images)) if index not in broken], np.int64)
-    return Read(room[positions] if broken else room, positions, problems)
+    found = Pictures(room) if isinstance(room, PixelFile) else room
+    return Read(some(found, positions) if broken else found, positions, problems)
+
+
+def _on_disk(shape: tuple[int, ...], needed: int, available: int) -> PixelFile:
+    """Room for images where decoded ones are kept, beside the cache's entries."""
+    root = cache_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+        if needed + LEFT_FREE > free:
+            raise OSError(f"{free / 1e9:.1f} GB are free")
+        room = PixelFile(tempfile.TemporaryFile(dir=root, buffering=0), shape)  # noqa: SIM115 (closed with the last reader)
+        room.allocate()
+    except OSError as error:
+        raise InputError(
+            f"{shape[0]} images at {shape[1]} x {shape[1]} pixels need {needed / 1e9:.1f} GB. Memory: "
+            f"{available / 1e9:.1f} GB are available. Disk ({root}): {error.strerror or error}. Teach fewer at a time, "
+            "or name a folder on a larger disk with MORECL_CACHE"
+        ) from error
+    return room
 
 
 def batches(images: Iterable[Any], size: int, side: int) -> Iterator[tuple[list[Any], Read]]:

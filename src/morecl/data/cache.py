@@ -8,22 +8,18 @@ Each folder of images and each side in pixels has one entry, a folder in :func:`
 
 An entry is written under a temporary name and renamed, so a killed process leaves nothing that counts. If anything
 differs, it is made anew. Images are checked when they are first read; one that was damaged is decoded from its file,
-and the entry is dropped. Reading calls ``pread``: a mapping of the file would count as memory of the process and as
-address space (``ulimit -v``), and a file cut short would kill it.
+and the entry is dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-import threading
-import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +31,7 @@ import PIL
 from filelock import FileLock, Timeout
 
 from morecl.data.decoding import Problems, decode, decode_all
+from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
 from morecl.files import atomic_folder, sealed, write_json
 from morecl.pictures import ImageArray, Rows
@@ -140,40 +137,20 @@ class Decoded:
         self.shape = (len(files), side, side, 3)
         self.problems: Problems = {int(number): why for number, why in index["problems"].items()}
         self._path, self._files = path, files
-        self._file = (path / IMAGES).open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)
-        self._turn = threading.Lock()
+        self._pixels = PixelFile((path / IMAGES).open("rb", buffering=0), self.shape)
         self._checksums = np.array(index["crc32"], np.uint32)
         self._checked = np.zeros(len(files), bool)
-        if os.fstat(self._file.fileno()).st_size != math.prod(self.shape):
+        handle = self._pixels.file.fileno()
+        if os.fstat(handle).st_size != self._pixels.nbytes:
             raise OSError(f"{path / IMAGES} has another size")
-        if not _locked(self._file.fileno(), exclusive=False):
+        if not _locked(handle, exclusive=False):
             raise OSError(f"{path} is being removed")
 
     def read(self, rows: Rows, out: ImageArray) -> None:
-        """See :class:`morecl.pictures.Source`. Neighbouring images are read at once."""
-        size = math.prod(self.shape[1:])
-        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        start = 0
-        for end in ends if len(rows) else ():
-            self._pread(out[start:end].data.cast("B"), int(rows[start]) * size)
-            start = end
+        """See :class:`morecl.pictures.Source`. What a short file does not have is found by its checksum."""
+        self._pixels.read(rows, out)
         for i in np.flatnonzero(~self._checked[rows]).tolist():
             self._check(int(rows[i]), out[i])
-
-    def _pread(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer``; what is missing at the end of the file stays as it is, and is found by its checksum."""
-        done = 0
-        while done < len(buffer):
-            if hasattr(os, "preadv"):
-                count = os.preadv(self._file.fileno(), [buffer[done:]], offset + done)
-            else:
-                with self._turn:
-                    self._file.seek(offset + done)
-                    count = self._file.readinto(buffer[done:]) or 0
-            if not count:
-                return
-            done += count
 
     def _check(self, row: int, image: ImageArray) -> None:
         if zlib.crc32(image.data) != self._checksums[row]:
@@ -221,12 +198,12 @@ def _made(path: Path, folder: Path, files: Sequence[Path], side: int, key: str, 
     checksums = np.zeros(len(files), np.uint32)
     with atomic_folder(path) as temporary:
         with (temporary / IMAGES).open("wb", buffering=0) as file:
-            _allocate(file.fileno(), needed)
-            turn = threading.Lock()
+            pixels = PixelFile(file, (len(files), side, side, 3))
+            pixels.allocate()
 
             def keep(start: int, images: ImageArray) -> None:
                 checksums[start : start + len(images)] = [zlib.crc32(image.data) for image in images]
-                _write_all(file.fileno(), images.data.cast("B"), start * side * side * 3, turn)
+                pixels.write(start, images)
 
             problems = decode_all(files, side, keep, progress=progress)
         index = {
@@ -343,25 +320,3 @@ def _locked(handle: int, *, exclusive: bool) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
-
-
-def _allocate(handle: int, size: int) -> None:
-    """Reserve the space now: a disk that is full is noticed before anything is decoded."""
-    os.truncate(handle, size)
-    if hasattr(os, "posix_fallocate") and size:
-        try:
-            os.posix_fallocate(handle, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot reserve
-                raise
-
-
-def _write_all(handle: int, data: memoryview, offset: int, turn: threading.Lock) -> None:
-    done = 0
-    while done < len(data):
-        if hasattr(os, "pwrite"):
-            done += os.pwrite(handle, data[done:], offset + done)
-        else:
-            with turn:
-                os.lseek(handle, offset + done, os.SEEK_SET)
-                done += os.write(handle, data[done:])

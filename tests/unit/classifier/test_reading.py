@@ -1,0 +1,85 @@
+"""Images that do not fit into memory wait on disk; nothing else differs."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tiny
+from morecl.classifier import Classifier, reading
+from morecl.data.cache import cache_root
+from morecl.errors import InputError
+from morecl.pictures import Pictures
+
+SIDE = 8
+
+
+@pytest.fixture()
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "available_bytes", lambda: 1000)  # five images of 8 x 8
+
+
+def photos(count: int = 15) -> tuple[list[np.ndarray], list[str]]:
+    images = [image for kind in (0, 1) for image in tiny.pictures(kind, count)]
+    return images, [name for name in ("ant", "bee") for _ in range(count)]
+
+
+@pytest.fixture()
+def files(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"{i}.png" for i in range(20)]
+    for path, image in zip(made, tiny.pictures(0, 20), strict=True):
+        Image.fromarray(image).save(path)
+    made[3].write_bytes(b"no image")
+    return made
+
+
+def test_what_is_on_disk_is_what_would_be_in_memory(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    held = reading.read(files, SIDE)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 1000)
+    spilled = reading.read(files, SIDE)
+    assert isinstance(held.images, np.ndarray) and isinstance(spilled.images, Pictures)
+    assert spilled.problems == held.problems and [index for index, _ in held.problems] == [3]
+    assert np.array_equal(spilled.positions, held.positions) and len(held.positions) == 19
+    assert np.array_equal(spilled.images[:], held.images)
+    assert np.array_equal(spilled.images[[7, 2, 2, 18]], held.images[[7, 2, 2, 18]])
+
+
+def test_few_images_stay_in_memory(files: list[Path], little_memory: None) -> None:
+    assert isinstance(reading.read(files[:2], SIDE).images, np.ndarray)
+
+
+def test_a_lesson_from_disk_is_the_same_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> Classifier:
+        made = Classifier(tiny.create("morerp", memory_size=20))
+        images, names = photos()
+        made.learn(images, names)
+        made.add([*tiny.pictures(1, 15, draw=1)], ["bee"] * 15)
+        return made
+
+    in_memory = learned()
+    monkeypatch.setattr(reading, "available_bytes", lambda: 1000)
+    taught = []
+    monkeypatch.setattr(reading, "Pictures", lambda source: (taught.append(source), Pictures(source))[1])
+    from_disk = learned()
+    assert len(taught) == 2
+    tiny.assert_same(tiny.snapshot(from_disk.learner), tiny.snapshot(in_memory.learner))
+    assert np.array_equal(from_disk.held.images, in_memory.held.images)
+    assert np.array_equal(from_disk.seen.prints, in_memory.seen.prints)
+    assert np.array_equal(from_disk.measured.ood_scores, in_memory.measured.ood_scores)
+
+
+def test_nothing_stays_on_disk(files: list[Path], little_memory: None) -> None:
+    before = sorted(cache_root().iterdir()) if cache_root().exists() else []
+    reading.read(files, SIDE)
+    assert sorted(cache_root().iterdir()) == before
+
+
+def test_neither_memory_nor_disk(files: list[Path], little_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(reading.shutil, "disk_usage", lambda path: usage(0, 0, 2_000_000_000 - 1_500_000_000))
+    with pytest.raises(InputError, match=r"20 images at 8 x 8 .* 0\.5 GB are free.*MORECL_CACHE"):
+        reading.read(files, SIDE)
