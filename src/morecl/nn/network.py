@@ -227,6 +227,11 @@ class AdaptedViT:
         finally:
             self._feature_observers.remove(observer)
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether someone wants to see what passes through; so it must."""
+        return self._adapter_observers > 0 or bool(self._feature_observers)
+
     def _patch_mean(self, tokens: Tensor) -> Tensor:
         """Mean of the patches among ``tokens`` (B, L, D) before the last block, without mean and scale: (B, D).
 
