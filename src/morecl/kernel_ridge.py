@@ -45,6 +45,13 @@ class Solved(NamedTuple):
     outputs: Tensor
 
 
+class Reference(NamedTuple):
+    """The kept images: features (N, D) and their squared lengths (N,), float32."""
+
+    images: Tensor
+    squares: Tensor
+
+
 class KernelRidge(nn.Module):
     """The kept images, and the classifier that :meth:`solve` makes from them."""
 
@@ -163,11 +170,16 @@ class KernelRidge(nn.Module):
         own = lower.forward(unit).square().sum(0)  # diagonal of the inverse
         return Solved(dual, onehot[rows] - dual[rows] / own[:, None])
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Outputs of all classes: (N, D) -> (N, C), float64."""
+    def reference(self) -> Reference:
+        """The part of :meth:`forward` that depends on the kept images alone."""
         images = self.features.float()
+        return Reference(images, images.square().sum(1))
+
+    def forward(self, features: Tensor, reference: Reference | None = None) -> Tensor:
+        """Outputs of all classes: (N, D) -> (N, C), float64. ``reference``: if it was kept."""
+        images, squares = reference or self.reference()
         scaled = features.float() / self.scale.float()
-        parts = [(gaussian_kernel(z, images) @ self.dual).double() for z in scaled.split(CHUNK)]
+        parts = [(gaussian_kernel(z, images, squares) @ self.dual).double() for z in scaled.split(CHUNK)]
         return torch.cat(parts) if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -184,7 +196,7 @@ class KernelRidge(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
+def gaussian_kernel(a: Tensor, b: Tensor, squares_of_b: Tensor | None = None) -> Tensor:
     """exp(-|a - b|^2 / D) of each row of ``a`` (N, D) with each of ``b`` (M, D): (N, M)."""
-    squares = a.square().sum(1)[:, None] + b.square().sum(1)
+    squares = a.square().sum(1)[:, None] + (b.square().sum(1) if squares_of_b is None else squares_of_b)
     return torch.addmm(squares, a, b.mT, alpha=-2).clamp_(min=0).div_(-a.shape[1]).exp_()

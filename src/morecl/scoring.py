@@ -37,6 +37,16 @@ class Output:
     probabilities: Tensor  # (N, C) in [0, 1]: confidence in each class
     known: Tensor  # (N,) higher = better known; its negative is the OOD score
 
+    def packed(self) -> Tensor:
+        """As one tensor, (N, 2 C + 1), float64."""
+        return torch.cat([self.scores.double(), self.probabilities.double(), self.known.double()[:, None]], 1)
+
+    @classmethod
+    def unpacked(cls, numbers: Tensor) -> Output:
+        """The output that was :meth:`packed`."""
+        classes = numbers.shape[1] // 2
+        return cls(numbers[:, :classes], numbers[:, classes:-1], numbers[:, -1])
+
 
 class LearnedTask:
     """What a rule may use when a task has been learned: its data, the memory, and features of both.

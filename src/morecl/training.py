@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,12 +10,10 @@ import torch
 from torch import Tensor
 
 from morecl.errors import DivergedError
+from morecl.nn.capture import Batch as Batch
+from morecl.nn.capture import CapturedStep
 from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone, Listener
-
-Batch = tuple[Tensor, ...]
-
-WARM_UP_STEPS = 1  # before a step is captured, as CUDA graphs require; the first batch has run before that
 
 
 class ProtectedSGD(torch.optim.Optimizer):
@@ -143,7 +140,7 @@ class Capturing:
         """``changed``: the tensors that a step changes."""
         self._step, self._changed = step, changed
         self._last: list[torch.Size] = []
-        self._graph: _CapturedStep | None = None
+        self._graph: CapturedStep[Tensor] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         shapes = [tensor.shape for tensor in batch]
@@ -153,45 +150,8 @@ class Capturing:
         if not again:
             return self._step(batch)
         self._graph = None  # frees its memory for the next one
-        self._graph = _CapturedStep(self._step, batch, self._changed)
+        self._graph = CapturedStep(self._step, batch, self._changed)
         return self._graph(batch)
-
-
-class _CapturedStep:
-    """``step`` as a CUDA graph: recorded once on its own buffers, then replayed without launching single kernels."""
-
-    def __init__(self, step: Callable[[Batch], Tensor], batch: Batch, changed: Sequence[Tensor]):
-        """``changed``: the tensors that a step changes; they are restored after warming up."""
-        self.shapes = [tensor.shape for tensor in batch]
-        self._inputs = tuple(tensor.clone() for tensor in batch)
-        before = [tensor.clone() for tensor in changed]
-        device = batch[0].device
-        with torch.cuda.device(device):  # streams belong to the current device, which may not be the batch's
-            side = _side_stream(device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UP_STEPS):
-                    step(self._inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=side):
-                self._result = step(self._inputs)
-        self._device = device
-
-    def __call__(self, batch: Batch) -> Tensor:
-        for buffer, tensor in zip(self._inputs, batch, strict=True):
-            buffer.copy_(tensor, non_blocking=True)
-        with torch.cuda.device(self._device):
-            self._graph.replay()
-        return self._result
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream that all steps are captured on: cuBLAS keeps some 65 MiB for every stream it has seen."""
-    return torch.cuda.Stream(device)
 
 
 def row_batches(

@@ -15,7 +15,7 @@ from morecl import training
 from morecl.bench import speed
 from morecl.methods import METHODS, Learner, base
 from morecl.methods.prototypes import PrototypeLearner
-from morecl.nn import fused, gelu, network
+from morecl.nn import capture, fused, gelu, network
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
 from morecl.random import generator
@@ -49,7 +49,7 @@ class Rehearsal:
         self.step = step
         self.inputs = tuple(part.clone() for part in batch)
         before = [tensor.clone() for tensor in changed]
-        for _ in range(training.WARM_UP_STEPS):
+        for _ in range(capture.WARM_UP_STEPS):
             step(self.inputs)
         for tensor, value in zip(changed, before, strict=True):
             tensor.copy_(value)
@@ -67,7 +67,7 @@ def test_a_step_can_be_captured_and_depends_only_on_its_batch(method: str, monke
     Tolerance: a last batch padded with images of weight 0 is summed in another order.
     """
     plain = taught(method)
-    monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
+    monkeypatch.setattr(training, "CapturedStep", Rehearsal)
     monkeypatch.setattr(Rehearsal, "made", 0)
     captured = taught(method, captured=True)
     assert Rehearsal.made >= (1 if method == "ranpac" else len(TASKS))  # which trains in the first task only
@@ -77,7 +77,7 @@ def test_a_step_can_be_captured_and_depends_only_on_its_batch(method: str, monke
 
 def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = taught("hal", anchor_steps=4)
-    monkeypatch.setattr(training, "_CapturedStep", Rehearsal)
+    monkeypatch.setattr(training, "CapturedStep", Rehearsal)
     monkeypatch.setattr(Rehearsal, "made", 0)
     counts = []
     for steps in (1, 4):  # a single step is not captured

@@ -189,7 +189,7 @@ def test_only_shapes_that_come_twice_in_a_row_are_captured(monkeypatch: pytest.M
             ran.append(f"replay {len(batch[0])}")
             return self.step(batch)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(training, "_CapturedStep", Recorder)
+    monkeypatch.setattr(training, "CapturedStep", Recorder)
     p = parameter(0.0)
 
     def loss(x: torch.Tensor) -> torch.Tensor:

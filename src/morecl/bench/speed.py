@@ -25,6 +25,7 @@ from morecl.bench.common import (
     place_of,
     seconds,
 )
+from morecl.bench.prediction import grown
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
 from morecl.nn.tokens import Tokens
@@ -53,8 +54,10 @@ class AtTasks:
     tasks: int
     train_next_task: float
     back_update: float
-    latency_together: float  # one image, all networks in one pass
-    latency_separate: float  # one image, one pass per network
+    latency: float  # one image, from the array to the answer: ``predict``
+    latency_uncaptured: float  # the same without a CUDA graph
+    latency_together: float  # one image that is prepared, all networks in one pass
+    latency_separate: float  # the same, one pass per network
     images_per_second: float  # prediction of a batch, all networks in one pass where the learner does so
     images_per_second_separate: float
 
@@ -63,7 +66,7 @@ class AtTasks:
 class Bench(Measured):
     """The record of the benchmark."""
 
-    SCHEMA = "morecl.bench/1"
+    SCHEMA = "morecl.bench/2"
 
     settings: dict[str, Any]
     matrix_tflops: float
@@ -87,6 +90,7 @@ class Bench(Measured):
             "next task s",
             "back-update s",
             "one image ms",
+            "uncaptured",
             "one by one ms",
             "images/s",
             "one by one",
@@ -97,24 +101,23 @@ class Bench(Measured):
                 str(row.tasks),
                 f"{row.train_next_task:.2f}",
                 f"{row.back_update:.2f}",
-                f"{1000 * row.latency_together:.1f}",
+                f"{1000 * row.latency:.2f}",
+                f"{1000 * row.latency_uncaptured:.1f}",
                 f"{1000 * row.latency_separate:.1f}",
                 f"{row.images_per_second:,.0f}",
                 f"{row.images_per_second_separate:,.0f}",
             )
         console.print(table)
         if len(self.at_tasks) > 1:
-            together, separate = (1000 * growth(self.at_tasks, f"latency_{how}") for how in ("together", "separate"))
-            console.print(
-                f"a further task adds {together:.2f} ms to the answer for one image ({separate:.2f} one by one)"
-            )
+            whole, separate = (1000 * growth(self.at_tasks, name) for name in ("latency", "latency_separate"))
+            console.print(f"a further task adds {whole:.2f} ms to the answer for one image ({separate:.2f} one by one)")
 
 
 def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], None]) -> Bench:
     """Run the benchmark. ``report`` is called with the name of each phase."""
     settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
     images = made_up_images(size.images)
-    learner = _learner(settings, 0)
+    learner = More(More.Config.parse(settings))
     report("matrix products")
     rate = matrix_rate(learner.device, learner.dtype)
     report("training")
@@ -159,7 +162,7 @@ def growth(rows: Sequence[AtTasks], name: str) -> float:
 
 
 def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tasks: int) -> AtTasks:
-    learner = _learner(settings, tasks)
+    learner = grown("more", More.Config.parse(settings), tasks)
     learner.memory.images = made_up_images(size.memory)
     learner.memory.columns = np.arange(size.memory) % (CLASSES_PER_TASK * tasks)
     device = learner.device
@@ -176,6 +179,16 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
 
         return in_turn([together, separate], device, repeats)
 
+    def predicting(captured: bool) -> Callable[[], object]:
+        def predict() -> None:
+            learner.captured = captured
+            learner.predict(images[:1])
+
+        return predict
+
+    captured = learner.captured
+    latency, uncaptured = in_turn([predicting(captured), predicting(False)], device, size.repeats)
+    learner.captured = captured
     together, separate = answers(one, size.repeats)
     batch, batch_separate = answers(many, max(1, size.repeats // 5))
     before = dict(learner.seconds)
@@ -184,24 +197,13 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
         tasks=tasks,
         train_next_task=learner.seconds["train"] - before["train"],
         back_update=learner.seconds["back_update"] - before["back_update"],
+        latency=latency,
+        latency_uncaptured=uncaptured,
         latency_together=together,
         latency_separate=separate,
         images_per_second=size.batch / batch,
         images_per_second_separate=size.batch / batch_separate,
     )
-
-
-def _learner(settings: dict[str, Any], tasks: int) -> More:
-    """A learner as large as after ``tasks`` tasks."""
-    learner = More(More.Config.parse(settings))
-    for k in range(tasks):
-        learner.classes.extend(f"{k}-{c}" for c in range(CLASSES_PER_TASK))
-        learner.task_sizes.append(CLASSES_PER_TASK)
-        learner._grow(CLASSES_PER_TASK)
-        net = learner.tasks[-1]
-        net.covariance.copy_(torch.eye(learner.network.dim))
-        net.samples.fill_(10 * learner.network.dim)
-    return learner
 
 
 def training_flop(learner: More) -> float:

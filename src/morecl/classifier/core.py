@@ -33,7 +33,6 @@ from morecl.labels import Forgotten
 from morecl.methods import Learner, method_class
 from morecl.pictures import AnyImages
 from morecl.progress import Listener, silent
-from morecl.scoring import Features
 
 METHOD = "morerp"
 TOP = 5
@@ -332,8 +331,7 @@ class Classifier:
         learner = self.learner
         scores, ood = [np.empty((0, len(learner.classes)))], [np.empty(0)]
         for start in range(0, len(images), learner.eval_batch_size):
-            features = Features(learner, learner.prepare(images[start : start + learner.eval_batch_size]))
-            output = learner.answer(features)
+            output = learner.output(images[start : start + learner.eval_batch_size])
             scores.append(output.scores.double().cpu().numpy())
             ood.append((-output.known).double().cpu().numpy())
         return np.concatenate(scores), np.concatenate(ood)

@@ -21,7 +21,7 @@ A method consists of networks and a rule. The networks are its own: ``_reset``, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -31,12 +31,13 @@ from torch import Tensor, nn
 
 from morecl.config import LearnerConfig, Role, SgdConfig
 from morecl.errors import InputError
-from morecl.images import as_images
+from morecl.images import ImageArray, as_images
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
 from morecl.methods.between_tasks import BetweenTasks
 from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
+from morecl.nn.capture import SIZES, Replayed
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
@@ -128,6 +129,11 @@ class Learner(BetweenTasks, ABC):
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
         """Features under each of :meth:`networks`; methods that can compute all at once override this."""
         return [self.embed(tokens, network) for network in self.networks()]
+
+    def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
+        """What answers for ``count`` images, uint8 (N, H, W, 3) on the device, and never waits for the device, so that
+        it can be captured (:class:`morecl.nn.capture.CapturedStep`). ``None``: there is no such way."""
+        return None
 
     def entries(self) -> dict[str, int]:
         """Numbers kept, by part, without the replay memory and what is derived from others. A method adds its own."""
@@ -222,6 +228,14 @@ class Learner(BetweenTasks, ABC):
         """Scores of the images whose ``features`` these are."""
         return self.rule.answer(features)
 
+    def output(self, images: ImageArray, *, few: bool = True) -> Output:
+        """Scores of images (N, H, W, 3), on any device. ``few``: see :class:`Features`."""
+        run = self._for_few(len(images)) if few and self._replays(len(images)) else None
+        if run is None:
+            return self.answer(Features(self, self.prepare(images), few=few))
+        replayed = self._derived.setdefault("replayed", Replayed(self.device))
+        return Output.unpacked(replayed(lambda x: run(x).packed(), images))
+
     def task_of_column(self) -> NDArray[np.int64]:
         """The task of each class, in the order of ``classes``."""
         return np.repeat(np.arange(len(self.task_sizes)), self.task_sizes)
@@ -294,6 +308,7 @@ class Learner(BetweenTasks, ABC):
         if set(names) != set(new):
             raise InputError(f"these are not the images of the newest task, whose classes are {new}")
         self._fit_rule(task_data(array, names, new, len(self.task_sizes) - 1, len(self.classes) - size))
+        self._derived.clear()
 
     @classmethod
     def adopted_config(cls, trained: Learner, settings: Mapping[str, Any]) -> SgdConfig:
@@ -358,8 +373,11 @@ class Learner(BetweenTasks, ABC):
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
         for chunk in self._chunks(images, on_error):
-            features = Features(self, self.prepare(chunk.images), few=not chunk.first)
-            yield chunk, self.answer(features)
+            yield chunk, self.output(chunk.images, few=not chunk.first)
+
+    def _replays(self, count: int) -> bool:
+        """Whether answers for so many images may come from a CUDA graph; not while anything changes or is observed."""
+        return self.captured and 0 < count <= max(SIZES) and not self._changing and not self.network.is_observed
 
     def _answer(self, chunk: Chunk, output: Output) -> Prediction:
         labels: list[Any] = [None] * chunk.count

@@ -35,6 +35,7 @@ class BetweenTasks(TrainingTools):
     classes: list[Hashable]
     memory: ReplayMemory
     _derived: dict[str, Any]
+    _changing = False  # what is learned may be half done
 
     if TYPE_CHECKING:  # the learner's
 
@@ -140,6 +141,7 @@ class BetweenTasks(TrainingTools):
         before = {key: value.clone() for key, value in self.state().items()}
         classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
         config, places = self.config, self.memory.size
+        self._changing = True
         try:
             yield
         except BaseException as error:
@@ -151,6 +153,8 @@ class BetweenTasks(TrainingTools):
                     f"training diverged: task {task + 1}: {error}; lower the learning rate (lr)"
                 ) from error
             raise
+        finally:
+            self._changing = False
 
     def _require(self, method: str, ability: str) -> None:
         """Raise :class:`InputError` if the learner's class does not bring the optional ``method``."""

@@ -11,7 +11,7 @@ it is; their norms start from those that were trained with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -69,6 +69,20 @@ class MaskedTask(nn.Module):
     def mask(self) -> Tensor:
         """The finished task's mask a^k, exactly 0 or 1: (A, K + D)."""
         return rounded(self.embedding.detach())
+
+
+class Together(NamedTuple):
+    """Norms (2 n + 1, G, D) and adapters of G tasks, for one pass of G equal parts."""
+
+    norms: tuple[Tensor, Tensor]
+    adapters: AdapterWeights
+
+    def take(self, groups: Tensor) -> Together:
+        """Those of the tasks ``groups`` (B,), numbers on the device; a task may occur repeatedly."""
+        weight, bias = (part.index_select(1, groups) for part in self.norms)
+        w1, b1, w2, b2 = self.adapters
+        w1, b1, w2, b2 = (part.index_select(1, groups) for part in (w1, b1, w2.mT, b2))  # w2 as it lies in memory
+        return Together((weight, bias), AdapterWeights(w1, b1, w2.mT, b2))
 
 
 class MaskedLearner(Learner):
@@ -175,12 +189,21 @@ class MaskedLearner(Learner):
         if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
             return super().embed_all(tokens)
         if "together" not in self._derived:
-            norms = [torch.stack([getattr(t.norms, name) for t in self.tasks], 1) for name in ("weight", "bias")]
-            self._derived["together"] = ((norms[0], norms[1]), self._folded(self.tasks))
-        norms, adapters = self._derived["together"]
-        x = tokens.range(0, count)
-        features = self._trunk(x.expand(tasks, *x.shape).reshape(-1, *x.shape[1:]), norms, adapters, self.body)
-        return list(features.view(tasks, count, -1))
+            self._derived["together"] = self._together(self.tasks)
+        return list(self._in_one_pass(tokens.range(0, count), self._derived["together"]))
+
+    def _together(self, tasks: Sequence[MaskedTask]) -> Together:
+        """What G tasks bring to one pass, in the precision of the network."""
+        norms = [torch.stack([getattr(t.norms, name) for t in tasks], 1) for name in ("weight", "bias")]
+        weight, bias, *adapters = (part.to(self.network.dtype) for part in (*norms, *self._folded(tasks)))
+        return Together((weight, bias), AdapterWeights(*adapters))
+
+    def _in_one_pass(self, x: Tensor, together: Together, *, patches: bool = False) -> Tensor:
+        """Features (G, N, D) of N images under G networks, from their :meth:`AdaptedViT.prefix` (N, ...); with
+        ``patches`` (G, N, 2 D), see :meth:`AdaptedViT.trunk`."""
+        groups = together.norms[0].shape[1]
+        repeated = x.expand(groups, *x.shape).flatten(0, 1)
+        return self.network.trunk(repeated, *together, self.body, patches=patches).unflatten(0, (groups, -1))
 
     @torch.no_grad()
     def embed_rows(self, tokens: Tokens, rows: Tensor, networks: Tensor) -> Tensor:

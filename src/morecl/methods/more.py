@@ -43,13 +43,14 @@ from morecl.config import SCORING, SgdConfig
 from morecl.errors import InputError
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
-from morecl.methods.masked import ReplayConfig, ReplayLearner
+from morecl.methods.few import FewImages
+from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import MoreRule, MoreTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import LearnedTask
+from morecl.scoring import LearnedTask, Output
 from morecl.training import Batch, ProtectedSGD, require_finite
 
 __all__ = ["More", "MoreConfig", "MoreRule", "MoreTask"]
@@ -322,6 +323,18 @@ class More(ReplayLearner):
 
     def _all_tasks(self) -> list[MoreTask]:
         return self.tasks
+
+    few_images: ClassVar[type[FewImages]] = FewImages
+
+    @torch.no_grad()
+    def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
+        if "few" not in self._derived:
+            fits = self.few_images.bytes_for(self) <= FOLDED_BYTES
+            self._derived["few"] = self.few_images(self) if fits else None
+        few: FewImages | None = self._derived["few"]
+        if few is None or count * few.networks > self.eval_batch_size:
+            return None
+        return lambda images: few(self, images)
 
     # ---- inspection -------------------------------------------------------------------------------------------
 

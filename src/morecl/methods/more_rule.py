@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -105,6 +106,66 @@ class MoreTask(MaskedTask):
         return Gaussians(self.means, self.covariance, int(self.samples))
 
 
+class Heads(NamedTuple):
+    """Heads and Gaussians of G tasks of M classes for one computation, float64. Tasks of fewer classes are filled up:
+    with outputs of probability 0, and with their first mean again. The *ood* output comes first."""
+
+    weight: Tensor  # (G, D, 1 + M)
+    bias: Tensor  # (G, 1, 1 + M)
+    means: Tensor  # (G, 1, M, D)
+    precision: Tensor  # (G, D, D)
+    places: Tensor  # (C,) of each column among the G M classes; G M if its task is not one of the G
+    columns: Tensor  # (G M,) of each class; C for filling
+
+    @staticmethod
+    def size(tasks: Sequence[MoreTask]) -> int:
+        """Numbers in the heads of ``tasks``."""
+        most, dim = max(net.means.shape[0] for net in tasks), tasks[0].means.shape[1]
+        return len(tasks) * dim * (dim + 2 * most + 1)
+
+    @classmethod
+    def of(cls, tasks: Sequence[MoreTask], among: Sequence[int]) -> Heads:
+        """Those of the tasks ``among``, numbers of some of ``tasks``."""
+        sizes = [len(net.means) for net in tasks]
+        first = np.cumsum([0, *sizes])
+        most = max(sizes[k] for k in among)
+        weights, biases, means = [], [], []
+        places = np.full(first[-1], len(among) * most)
+        columns = np.full((len(among), most), first[-1])
+        for group, k in enumerate(among):
+            net, size = tasks[k], sizes[k]
+            own = np.arange(size)
+            places[first[k] + own] = group * most + own
+            columns[group, :size] = first[k] + own
+            order = [size, *range(size)]
+            weights.append(F.pad(net.head.weight.double()[order], (0, 0, 0, most - size)).mT)
+            biases.append(F.pad(net.head.bias.double()[order], (0, most - size), value=-torch.inf)[None])
+            means.append(net.means[[*range(size), *[0] * (most - size)]][None])
+        device = means[0].device
+        return cls(
+            torch.stack(weights),
+            torch.stack(biases),
+            torch.stack(means),
+            torch.stack([tasks[k].precision for k in among]),
+            torch.from_numpy(places).to(device),
+            torch.from_numpy(columns.flatten()).to(device),
+        )
+
+    def take(self, groups: Tensor) -> Heads:
+        """Those of the tasks ``groups`` (B,), numbers on the device. The columns stay those of all."""
+        weight, bias, means, precision = (part.index_select(0, groups) for part in self[:4])
+        return self._replace(weight=weight, bias=bias, means=means, precision=precision)
+
+    def in_columns(self, values: Tensor, other: float) -> Tensor:
+        """From classes (N, G, M) to columns (N, C); ``other`` for those of other tasks."""
+        return F.pad(values.flatten(1), (0, 1), value=other).index_select(1, self.places)
+
+    def by_task(self, values: Tensor) -> Tensor:
+        """From columns (N, C) to classes (N, G, M), -inf for filling."""
+        padded = F.pad(values, (0, 1), value=-torch.inf)
+        return padded.index_select(1, self.columns).unflatten(1, (len(self.precision), -1))
+
+
 class MoreRule(Rule):
     """Algorithm 2: p(Y^k | x, k) s^k(x) of every task, side by side (Eq. 7); without the coefficient s^k, Eq. 2.
 
@@ -152,6 +213,17 @@ class MoreRule(Rule):
 
     def _joined(self, of_tasks: Sequence[tuple[Tensor, Tensor]]) -> Output:
         probabilities, scores = (torch.cat(parts, 1) for parts in zip(*of_tasks, strict=True))
+        return self._output(probabilities, scores)
+
+    def together(self, heads: Heads, features: Tensor) -> Output:
+        """As :meth:`answer`, from the features (G, N, D) under the networks of all tasks that have classes left.
+
+        Waits for nothing on the device."""
+        of_tasks = self._of_tasks(heads, features)
+        probabilities, scores = (heads.in_columns(part.transpose(0, 1), 0.0) for part in of_tasks)
+        return self._output(probabilities, scores)
+
+    def _output(self, probabilities: Tensor, scores: Tensor) -> Output:
         scores = self._without_forgotten(scores)
         return Output(scores, probabilities.masked_fill(self.forgotten, 0), scores.amax(1))
 
@@ -170,3 +242,14 @@ class MoreRule(Rule):
         if self.c is None:
             return p, p
         return p, p * gaussian.coefficient(z, net.means, net.precision, self.c)[:, None]  # Eq. 4
+
+    def _of_tasks(self, heads: Heads, features: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`_of_task` of G tasks at once: features (G, N, D) -> (G, N, M) each."""
+        z = features.double()
+        p = (torch.baddbmm(heads.bias, z, heads.weight) / self.temperature).softmax(2)[..., 1:]
+        if self.c is None:
+            return p, p
+        difference = (z[:, :, None] - heads.means).flatten(1, 2)  # (G, N M, D)
+        squares = ((difference @ heads.precision) * difference).sum(2).view_as(p)
+        distance = squares.clamp(min=0).sqrt().amin(2, keepdim=True)  # (G, N, 1)
+        return p, p * (self.c / distance.clamp(min=gaussian.MIN_DISTANCE))

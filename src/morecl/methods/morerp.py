@@ -41,8 +41,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.config import SCORING, SgdConfig
-from morecl.kernel_ridge import KernelRidge
+from morecl.kernel_ridge import KernelRidge, Reference
+from morecl.methods.few import FewImages, FewRanked
 from morecl.methods.more import More, MoreConfig, MoreRule, MoreTask
+from morecl.methods.more_rule import Heads
 from morecl.nn.tokens import Tokens
 from morecl.random import generator
 from morecl.ridge import Ridge
@@ -184,17 +186,22 @@ class MorerpRule(MoreRule):
         """The network that feeds the ridge classifier."""
         return f"{PATCHES}{int(self.source)}"
 
-    def compare(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def compare(self, features: Tensor, reference: Reference | None = None) -> tuple[Tensor, Tensor]:
         """The ridge classifier's outputs and the logarithms of its probabilities: (N, 2 D) -> (N, C) each, float64.
 
-        Both are -inf for classes that were forgotten.
+        Both are -inf for classes that were forgotten. ``reference``: of the kernel, if it was kept.
         """
-        outputs = self.ridge(features).masked_fill(self.forgotten, -torch.inf)
+        outputs = self.ridge(features) if reference is None else self.ridge(features, reference)
+        outputs = outputs.masked_fill(self.forgotten, -torch.inf)
         return outputs, (self.ridge.sharpness * outputs).log_softmax(1)
 
     def answer(self, features: Features) -> Output:
         outputs, ridge = self.compare(features(self.network))
-        scores = self._without_forgotten(self._more_scores(features, self._ranking(ridge)))
+        return self.combined(outputs, ridge, self._more_scores(features, self._ranking(ridge)))
+
+    def combined(self, outputs: Tensor, ridge: Tensor, scores: Tensor) -> Output:
+        """From what :meth:`compare` gives and the logarithms of MORE's scores, (N, C) each."""
+        scores = self._without_forgotten(scores)
         combined = self._without_forgotten(scores + self.weight * ridge)
         known = scores.amax(1)
         if self.known_weight:
@@ -219,16 +226,35 @@ class MorerpRule(MoreRule):
             if len(rows):
                 z = features(str(k)) if len(rows) == len(features) else features(str(k), rows)
                 _, own = self._of_task(net, z)
-                tiny = torch.finfo(own.dtype).tiny
-                scores[rows, first : first + size] = own.clamp(min=tiny).log()
+                scores[rows, first : first + size] = _log(own)
             first += size
         return scores
+
+    # ---- answers for few images, see :mod:`morecl.methods.few` ------------------------------------------------
+
+    def best(self, heads: Heads, ridge: Tensor, asked: int) -> Tensor:
+        """(N, ``asked``): the tasks among those of ``heads`` that :meth:`_ranking` asks, the best first."""
+        return heads.by_task(ridge).logsumexp(2).topk(asked, dim=1).indices
+
+    def log_scores(self, heads: Heads, features: Tensor) -> Tensor:
+        """Logarithms of MORE's scores of the classes of G tasks: (G, N, D) -> (G, N, M)."""
+        return _log(self._of_tasks(heads, features)[1])
+
+    def in_columns(self, heads: Heads, scores: Tensor, chosen: Tensor) -> Tensor:
+        """From scores (N, asked, M) of the ``chosen`` tasks (N, asked) to columns (N, C), others ``NOT_ASKED``."""
+        room = scores.new_full((len(scores), len(heads.precision), scores.shape[2]), NOT_ASKED)
+        return heads.in_columns(room.scatter(1, chosen[..., None].expand_as(scores), scores), NOT_ASKED)
+
+
+def _log(scores: Tensor) -> Tensor:
+    return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
 
 
 class Morerp(More):
     name: ClassVar[str] = "morerp"
     trained_as: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MorerpConfig
+    few_images: ClassVar[type[FewImages]] = FewRanked
     config: MorerpConfig
     rule: MorerpRule
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +50,14 @@ if AVAILABLE:
 
 MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memory
 
+# Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
+# compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md and the records there.
+STEP_TIMES = {
+    (192, 64): (4.75, 6.7),
+    (384, 64): (12.4, 12.1),
+}
+_forced: bool | None = None
+
 BlockWeights = dict[str, Tensor]  # weights of a frozen block, by timm's names
 
 
@@ -73,6 +83,29 @@ def supports_block(block: Block) -> bool:
         and dim <= MAX_DIM
         and mlp.fc1.out_features % adapter.CHUNK == 0
     )
+
+
+def trains_faster(dim: int, bottleneck: int) -> bool:
+    """Whether training is faster with the kernels than with torch's compiler: the nearest shape measured decides.
+
+    For training alone: predictions are not compiled, and the kernels have single operations to beat.
+    """
+    if _forced is not None:
+        return _forced
+    nearest = min(STEP_TIMES, key=lambda shape: (abs(math.log(shape[0] / dim)), abs(math.log(shape[1] / bottleneck))))
+    kernels, compiler = STEP_TIMES[nearest]
+    return kernels <= compiler
+
+
+@contextmanager
+def trained_with(*, kernels: bool) -> Iterator[None]:
+    """Train with the kernels, or with torch's compiler, wherever both can, to measure or test them."""
+    global _forced
+    before, _forced = _forced, kernels
+    try:
+        yield
+    finally:
+        _forced = before
 
 
 def supports_batch(tokens: Tensor, adapters: AdapterWeights) -> bool:

@@ -183,7 +183,7 @@ class AdaptedViT:
         last_inputs: list[Tensor] = []
         observe_last = last_inputs.append if patches else None
         fusible = self._fused and not plain and not observed and body is None and adapters is not None
-        if fusible and fused.supports_batch(prefix, cast(AdapterWeights, adapters)):
+        if fusible and self._is_for_kernels(prefix, cast(AdapterWeights, adapters)):
             features = self._fused_trunk(prefix, parameters, cast(AdapterWeights, adapters), observe_last)
         else:
             features = self._plain_trunk(prefix, parameters, adapters, body, compiled and not observed, observe_last)
@@ -192,6 +192,11 @@ class AdaptedViT:
         for observer in self._feature_observers:
             observer(features)
         return features
+
+    def _is_for_kernels(self, prefix: Tensor, adapters: AdapterWeights) -> bool:
+        """Whether our kernels can compute this, and faster than what else would."""
+        able = fused.supports_batch(prefix, adapters)
+        return able and (not torch.is_grad_enabled() or fused.trains_faster(self.dim, adapters.w1.shape[1]))
 
     @contextmanager
     def observe_adapters(self, observer: AdapterObserver) -> Iterator[None]:
@@ -226,6 +231,11 @@ class AdaptedViT:
             yield
         finally:
             self._feature_observers.remove(observer)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether someone wants to see what passes through; so it must."""
+        return self._adapter_observers > 0 or bool(self._feature_observers)
 
     def _patch_mean(self, tokens: Tensor) -> Tensor:
         """Mean of the patches among ``tokens`` (B, L, D) before the last block, without mean and scale: (B, D).

@@ -165,6 +165,51 @@ def test_what_is_observed_is_neither_compiled_nor_left_to_kernels(monkeypatch: p
             assert torch.equal(network.trunk(network.stem(x), adapters=adapters, compiled=True), expected)
 
 
+@pytest.mark.parametrize(
+    ("dim", "bottleneck", "kernels"),
+    [(192, 64, True), (192, 16, True), (64, 64, True), (384, 64, False), (384, 100, False), (320, 64, False)],
+)
+def test_the_nearest_shape_measured_decides_who_trains(dim: int, bottleneck: int, kernels: bool) -> None:
+    times = {(192, 64): (4.0, 5.0), (384, 64): (9.0, 8.0)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "STEP_TIMES", times)
+        assert fused.trains_faster(dim, bottleneck) is kernels
+        patch.setattr(fused, "STEP_TIMES", times | {(384, 128): (7.0, 8.0)})
+        assert fused.trains_faster(dim, bottleneck) is (kernels or bottleneck == 100)
+        for forced in (True, False):
+            with pytest.raises(ZeroDivisionError), fused.trained_with(kernels=forced):
+                assert fused.trains_faster(dim, bottleneck) is forced
+                _ = 1 / 0
+        assert fused.trains_faster(dim, bottleneck) is (kernels or bottleneck == 100)
+
+
+def test_the_compiler_trains_what_it_trains_faster_and_kernels_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, x, _ = build(SHIPPED)
+    network = AdaptedViT(backbone.vit)
+    adapters = busy_adapters(network)
+    used: list[str] = []
+
+    def run(*arguments: Any) -> torch.Tensor:
+        used.append("kernels")
+        return torch.zeros(len(x), network.dim)
+
+    def compiled() -> Any:
+        used.append("compiler")
+        return network_module._call
+
+    monkeypatch.setattr(network, "_fused", True)
+    monkeypatch.setattr(fused, "supports_batch", lambda tokens, adapters: True)
+    monkeypatch.setattr(fused, "trunk", run)
+    monkeypatch.setattr(network_module, "_compiled_block", compiled)
+    tokens = network.stem(x).detach()
+    for kernels in (True, False):
+        with fused.trained_with(kernels=kernels):
+            network.trunk(tokens, adapters=adapters, compiled=True)
+            with torch.no_grad():
+                network.trunk(tokens, adapters=adapters)
+    assert used == ["kernels", "kernels", "compiler", "kernels"]
+
+
 def test_new_outputs_start_small_and_known_ones_stay() -> None:
     head = GrowingHead(192)
     head.grow(50, generator(0, "head", 1))
