@@ -69,6 +69,7 @@ class KernelRidge(nn.Module):
         super().__init__()
         self.dim, self.capacity, self.seed = dim, capacity, seed
         self.classes = 0
+        self._made: tuple[Tensor, int, Reference] | None = None  # from which features, in which state
         self.register_buffer("scale", torch.zeros((), dtype=torch.float64))  # 0: nothing was added yet
         self.register_buffer("features", torch.zeros(0, dim, dtype=torch.float16))
         self.register_buffer("columns", torch.zeros(0, dtype=torch.int64))
@@ -171,13 +172,16 @@ class KernelRidge(nn.Module):
         return Solved(dual, onehot[rows] - dual[rows] / own[:, None])
 
     def reference(self) -> Reference:
-        """The part of :meth:`forward` that depends on the kept images alone."""
-        images = self.features.float()
-        return Reference(images, images.square().sum(1))
+        """The part of :meth:`forward` that depends on the kept images alone; made once, until they change."""
+        kept, version = self.features, self.features._version
+        if self._made is None or self._made[0] is not kept or self._made[1] != version:
+            images = kept.float()
+            self._made = kept, version, Reference(images, images.square().sum(1))
+        return self._made[2]
 
-    def forward(self, features: Tensor, reference: Reference | None = None) -> Tensor:
-        """Outputs of all classes: (N, D) -> (N, C), float64. ``reference``: if it was kept."""
-        images, squares = reference or self.reference()
+    def forward(self, features: Tensor) -> Tensor:
+        """Outputs of all classes: (N, D) -> (N, C), float64."""
+        images, squares = self.reference()
         scaled = features.float() / self.scale.float()
         parts = [(gaussian_kernel(z, images, squares) @ self.dual).double() for z in scaled.split(CHUNK)]
         return torch.cat(parts) if parts else features.new_zeros(0, self.classes, dtype=torch.float64)

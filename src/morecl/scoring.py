@@ -93,6 +93,13 @@ class Features:
         tokens = self._tokens if rows is None else self._tokens.take(rows)
         return self.learner.embed(tokens, network)
 
+    def under(self, networks: Tensor, rows: Tensor) -> Tensor:
+        """Of the images ``rows`` (B,), the i-th under the network of task ``networks[i]``: (B, D).
+
+        ``networks`` (B,) ascend, so that images that want the same network lie together.
+        """
+        return self.learner.embed_rows(self._tokens, rows, networks)
+
     def all(self) -> list[Tensor]:
         """Under each of ``learner.networks()``."""
         if self._few:
@@ -122,6 +129,10 @@ class CachedFeatures(Features):
             self._keep(network, missing, super().__call__(network, missing))
         return features[wanted]
 
+    def under(self, networks: Tensor, rows: Tensor) -> Tensor:
+        wanted = zip(self.learner.networks(), by_network(networks, rows), strict=False)
+        return torch.cat([self(network, mine) for network, mine in wanted if len(mine)])
+
     def forget_unasked(self) -> None:
         """Drop the features of networks that were not asked for since the last call."""
         self._kept = {network: kept for network, kept in self._kept.items() if network in self._asked}
@@ -131,6 +142,11 @@ class CachedFeatures(Features):
         kept, done = self._kept[network]
         kept[rows] = features
         done[rows] = True
+
+
+def by_network(networks: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+    """The ``rows`` (B,) of each network from 0 to the last; ``networks`` (B,) ascend."""
+    return rows.split(torch.bincount(networks).tolist())
 
 
 class Rule(nn.Module, ABC):

@@ -44,7 +44,7 @@ from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
-from morecl.scoring import Features, LearnedTask, Output, Rule
+from morecl.scoring import Features, LearnedTask, Output, Rule, by_network
 from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
 
@@ -129,6 +129,12 @@ class Learner(BetweenTasks, ABC):
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
         """Features under each of :meth:`networks`; methods that can compute all at once override this."""
         return [self.embed(tokens, network) for network in self.networks()]
+
+    def embed_rows(self, tokens: Tokens, rows: Tensor, networks: Tensor) -> Tensor:
+        """Features (B, D) of the images ``rows`` (B,), the i-th under ``self.networks()[networks[i]]``; ``networks``
+        (B,) ascend. Methods that can let networks share a pass override this."""
+        wanted = zip(self.networks(), by_network(networks, rows), strict=False)
+        return torch.cat([self.embed(tokens.take(mine), network) for network, mine in wanted if len(mine)])
 
     def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
         """What answers for ``count`` images, uint8 (N, H, W, 3) on the device, and never waits for the device, so that

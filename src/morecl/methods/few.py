@@ -65,7 +65,7 @@ class FewRanked(FewImages):
         self._place = self.among.index(source) if source in self.among and of_all <= ALL_AT_ONCE else None
         self.networks = of_all if self._place is not None else self._asked
         self._feeding = learner.tasks[source].norms, learner._adapters_of(learner.tasks[source])
-        self._reference = rule.ridge.reference() if isinstance(rule.ridge, KernelRidge) else None
+        self._reference = rule.ridge.reference() if isinstance(rule.ridge, KernelRidge) else None  # must not be freed
 
     @staticmethod
     def bytes_for(learner: More) -> int:
@@ -81,7 +81,7 @@ class FewRanked(FewImages):
         else:
             all_features = self._features(learner, x, patches=True)
             z = all_features[self._place]
-        outputs, ridge = rule.compare(z, self._reference)
+        outputs, ridge = rule.compare(z)
         chosen = rule.best(self.heads, ridge, self._asked)  # (N, asked)
         if self._place is None:
             scores = self._of_gathered(learner, x, chosen)

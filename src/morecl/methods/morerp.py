@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.config import SCORING, SgdConfig
-from morecl.kernel_ridge import KernelRidge, Reference
+from morecl.kernel_ridge import KernelRidge
 from morecl.methods.few import FewImages, FewRanked
 from morecl.methods.more import More, MoreConfig, MoreRule, MoreTask
 from morecl.methods.more_rule import Heads
@@ -186,13 +186,12 @@ class MorerpRule(MoreRule):
         """The network that feeds the ridge classifier."""
         return f"{PATCHES}{int(self.source)}"
 
-    def compare(self, features: Tensor, reference: Reference | None = None) -> tuple[Tensor, Tensor]:
+    def compare(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The ridge classifier's outputs and the logarithms of its probabilities: (N, 2 D) -> (N, C) each, float64.
 
-        Both are -inf for classes that were forgotten. ``reference``: of the kernel, if it was kept.
+        Both are -inf for classes that were forgotten.
         """
-        outputs = self.ridge(features) if reference is None else self.ridge(features, reference)
-        outputs = outputs.masked_fill(self.forgotten, -torch.inf)
+        outputs = self.ridge(features).masked_fill(self.forgotten, -torch.inf)
         return outputs, (self.ridge.sharpness * outputs).log_softmax(1)
 
     def answer(self, features: Features) -> Output:
@@ -220,14 +219,16 @@ class MorerpRule(MoreRule):
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
         scores = torch.full((len(features), sum(self.sizes)), NOT_ASKED, dtype=torch.float64, device=features.device)
-        first = 0
-        for k, (net, size) in enumerate(zip(self._tasks(), self.sizes, strict=True)):
-            rows = asked[:, k].nonzero()[:, 0]
-            if len(rows):
-                z = features(str(k)) if len(rows) == len(features) else features(str(k), rows)
-                _, own = self._of_task(net, z)
-                scores[rows, first : first + size] = _log(own)
-            first += size
+        networks, rows = asked.mT.nonzero(as_tuple=True)
+        if not len(rows):
+            return scores
+        z = features.under(networks, rows)
+        first = done = 0
+        for net, size, count in zip(self._tasks(), self.sizes, asked.sum(0).tolist(), strict=True):
+            mine = slice(done, done + count)
+            if count:
+                scores[rows[mine], first : first + size] = _log(self._of_task(net, z[mine])[1])
+            first, done = first + size, done + count
         return scores
 
     # ---- answers for few images, see :mod:`morecl.methods.few` ------------------------------------------------

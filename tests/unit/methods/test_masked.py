@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import tiny
-from morecl.methods import masked, tools
+from morecl.methods import Learner, masked, tools
 from morecl.methods.hat import Hat
 from morecl.methods.more import More
 from morecl.nn.hard_attention import annealed_s, split
 from morecl.progress import EpochDone
+from morecl.scoring import CachedFeatures, Features
 from morecl.training import ProtectedSGD, equal_batches
 
 IMAGES = tiny.pictures(0, 5, draw=1)
@@ -85,6 +86,19 @@ def test_each_image_under_its_own_network(
     torch.testing.assert_close(found, expected[networks, rows], **TOLERANCE)
     nothing = torch.zeros(0, dtype=torch.int64)
     assert learner.embed_rows(tokens, nothing, nothing).shape == (0, learner.network.dim)
+
+
+def test_the_ways_to_ask_each_image_under_its_own_network_agree(learner: More) -> None:
+    tokens = learner.prepare(IMAGES)
+    networks, rows = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([3, 0, 1, 3, 4])
+    expected = Learner.embed_rows(learner, tokens, rows, networks)  # one after the other
+    torch.testing.assert_close(
+        expected, torch.stack([plain(learner, k) for k in range(3)])[networks, rows], **TOLERANCE
+    )
+    torch.testing.assert_close(Features(learner, tokens).under(networks, rows), expected, **TOLERANCE)
+    cached = CachedFeatures(learner, tokens)
+    cached("2")
+    torch.testing.assert_close(cached.under(networks, rows), expected, **TOLERANCE)
 
 
 def test_networks_of_different_width_share_a_pass() -> None:
