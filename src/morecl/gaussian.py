@@ -65,7 +65,7 @@ def extended(
 
 
 def precision(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
-    """Inverse or pseudo-inverse of the covariance: (D, D).
+    """Inverse or pseudo-inverse of the covariance: (D, D), exactly symmetric.
 
     Features come out of a LayerNorm, whose normalised values sum to zero, so they lie in a subspace of D - 1 dimensions
     and their covariance never has full rank. With enough samples, n - C >= ``shrink_below`` D, the pseudo-inverse is
@@ -82,9 +82,11 @@ def precision(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
     if trace <= 0:
         return identity
     if _enough(g, shrink_below):
-        return torch.linalg.pinv(S, rtol=NULL, hermitian=True)
-    r = shrinkage(g, shrink_below)
-    return torch.linalg.inv((1 - r) * S + r * trace / D * identity)
+        inverse = torch.linalg.pinv(S, rtol=NULL, hermitian=True)
+    else:
+        r = shrinkage(g, shrink_below)
+        inverse = torch.linalg.inv((1 - r) * S + r * trace / D * identity)
+    return (inverse + inverse.mT) / 2
 
 
 def shrinkage(g: Gaussians, shrink_below: float = 1.0) -> Tensor:

@@ -20,11 +20,11 @@ from morecl.scoring import Features, Output, Rule
 class MoreTask(MaskedTask):
     """What one task owns, and its classes as Gaussians: means (C, D), one covariance (D, D), number of samples.
 
-    ``precision`` is the inverse of the covariance, kept because it takes long to compute. ``counts`` (C,) are the
-    images of each class and ``spread`` (C, D (D + 1) / 2) their scatter around its mean, both needed to take in more
-    images. They have no rows before the task is learned, and in learners that were saved when they did not exist.
-    ``trained_head`` (C + 1, D + 1) is the head as it was before any back-update, weights and bias; it has no rows
-    unless back-updates start from there.
+    ``precision`` is the inverse of the covariance, kept because it takes long to compute, and saved as a triangle.
+    ``counts`` (C,) are the images of each class and ``spread`` (C, D (D + 1) / 2) their scatter around its mean, both
+    needed to take in more images. They have no rows before the task is learned, and in learners that were saved when
+    they did not exist. ``trained_head`` (C + 1, D + 1) is the head as it was before any back-update, weights and bias;
+    it has no rows unless back-updates start from there.
     """
 
     means: Tensor
@@ -91,8 +91,16 @@ class MoreTask(MaskedTask):
         self.samples.fill_(statistics.samples)
         self.precision.copy_(gaussian.precision(self.gaussians, self.shrink_below))
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}precision"] = gaussian.packed(self.precision)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Older learners have none of these; others have them for all classes (the head: all outputs) or for none."""
+        """Older learners have none of these; others have them for all classes (the head: all outputs) or for none.
+        The precision of older learners is whole."""
+        triangle, side = state_dict.get(f"{prefix}precision"), len(self.precision)
+        if triangle is not None and triangle.shape == (side * (side + 1) // 2,):
+            state_dict[f"{prefix}precision"] = gaussian.unpacked(triangle, side)
         classes, outputs = len(self.means), len(self.head.bias)
         for name, full in (("counts", classes), ("spread", classes), ("trained_head", outputs)):
             empty: Tensor = getattr(self, name)[:0]

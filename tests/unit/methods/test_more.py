@@ -38,6 +38,16 @@ def test_a_model_that_was_saved_without_precision_matrices_gets_them(learner: Mo
     assert np.array_equal(restored.scores(TEST), learner.scores(TEST))
 
 
+def test_a_model_that_was_saved_with_whole_precision_matrices_is_the_same(learner: More) -> None:
+    state = {key: value.clone() for key, value in learner.state().items()}
+    for k, net in enumerate(learner.tasks):
+        assert state[f"model.tasks.{k}.precision"].shape == (192 * 193 // 2,)
+        state[f"model.tasks.{k}.precision"] = net.precision.clone()
+    restored = tiny.create("more")
+    restored.restore(learner.classes, learner.task_sizes, state)
+    assert np.array_equal(restored.scores(TEST), learner.scores(TEST))
+
+
 def test_precision_matrices_are_those_of_the_covariances(learner: More) -> None:
     for k, net in enumerate(learner.tasks):
         assert torch.equal(net.precision, gaussian.precision(learner.statistics(k)))
