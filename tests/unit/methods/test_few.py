@@ -117,6 +117,7 @@ def test_few_are_answered_as_many_are(kind: str, monkeypatch: pytest.MonkeyPatch
             learner.forget(label)
         for count in (1, 6):
             assert_equal(of_few(learner, images(count)), usual(learner, images(count)), 1e-4)
+        assert learner._derived["few"].among == learner.rule.remaining().nonzero()[:, 0].tolist()
 
 
 def test_each_image_has_its_own_networks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +282,7 @@ def test_in_the_middle_of_a_task_nothing_is_captured(monkeypatch: pytest.MonkeyP
 
 def test_who_observes_sees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = captured("more", monkeypatch)
+    monkeypatch.setattr(learner, "_for_few", lambda count: pytest.fail("replayed"))
     seen: list[int] = []
     with learner.network.observe_features(lambda features: seen.append(len(features))):
         learner.predict(images(1))
