@@ -99,6 +99,7 @@ def test_no_more_shapes_are_kept_than_fit_and_the_one_used_last_stays(rehearsed:
             replayed(sums, images(2, 3, seed))
     assert len(replayed) == capture.SHAPES
     captured = len(rehearsed)
+    assert captured == 1 + capture.SHAPES + 4  # each once
     replayed(sums, images(2, 3))
     assert len(rehearsed) == captured
     replayed(sums, images(1, 1))  # was dropped: is new again
