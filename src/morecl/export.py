@@ -46,7 +46,7 @@ from morecl.kernel_ridge import KernelRidge, gaussian_kernel
 from morecl.labels import encode
 from morecl.methods.base import Learner
 from morecl.methods.more import More, MoreRule, MoreTask
-from morecl.methods.morerp import NOT_ASKED, MorerpRule
+from morecl.methods.morerp import NOT_ASKED, MorerpRule, combine
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
@@ -131,8 +131,8 @@ def difference(learner: Learner, images: ImageArray, answers: dict[str, Any]) ->
         output = learner.answer(features)
         decided = _decided(learner.rule, features).numpy()
     wanted, known = output.scores.numpy(), output.known.numpy()
-    compared = wanted > NOT_ASKED / 2  # neither forgotten nor not asked
-    if (other := ((answers["scores"] > NOT_ASKED / 2) != compared).any(1) & decided).any():
+    compared = wanted > LOWEST / 2  # not forgotten
+    if (other := ((answers["scores"] > LOWEST / 2) != compared).any(1) & decided).any():
         return f"image {int(other.argmax())}: other classes take part"
     scale = np.abs(np.where(compared, wanted, 0)).max(1)  # (N,)
     chosen = np.take_along_axis(wanted, answers["label"][:, None], 1)[:, 0]
@@ -308,8 +308,11 @@ def _morerp(rule: MorerpRule, heads: _Heads, features: Tensor) -> tuple[Tensor, 
         chosen = _task_probabilities(rule, ridge).topk(rule.asked, dim=1).indices  # (N, asked)
         asked = (chosen[:, :, None] == _owners(rule.sizes)).any(1)  # (N, C)
         scores = torch.where(asked, scores, NOT_ASKED)
-    known = _without_forgotten(rule, scores).amax(1) + rule.known_weight * outputs.amax(1)
-    return _without_forgotten(rule, scores + rule.weight * ridge), known
+    scores = _without_forgotten(rule, scores)
+    known = scores.amax(1) + rule.known_weight * outputs.amax(1)
+    own = _owners(rule.sizes) == torch.arange(len(rule.sizes))[:, None]  # (G, C)
+    of_tasks = torch.where(own, scores[:, None], LOWEST).amax(2)
+    return _without_forgotten(rule, combine(scores, ridge, rule.weight, of_tasks)), known
 
 
 _RULES: dict[type, Answer] = {MoreRule: _more, MorerpRule: _morerp}

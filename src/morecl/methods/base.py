@@ -146,7 +146,7 @@ class Learner(BetweenTasks, ABC):
         frozen = sum(value.numel() for value in self.backbone.state.values())
         parts = {
             "backbone": frozen if self.body is None else count(self.body),
-            "statistics": sum(buffer.numel() for buffer in self.rule.buffers()),
+            "statistics": sum(value.numel() for value in self.rule.state_dict().values()),
         }
         return dict.fromkeys(ENTRIES, 0) | parts
 

@@ -183,6 +183,7 @@ class MoreRule(Rule):
     """
 
     forgotten: Tensor
+    task_of: Tensor
 
     def __init__(self, tasks: Callable[[], Sequence[MoreTask]], temperature: float, c: float | None):
         """``c``: numerator of the coefficient; ``None``: no coefficient."""
@@ -190,8 +191,10 @@ class MoreRule(Rule):
         self._tasks, self.temperature, self.c = tasks, temperature, c
         self.sizes: list[int] = []  # classes of each task
         self.register_buffer("forgotten", torch.zeros(0, dtype=torch.bool))
+        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64), persistent=False)  # of each class
 
     def grow(self, classes: int) -> None:
+        self.task_of = F.pad(self.task_of, (0, classes), value=len(self.sizes))
         self.sizes.append(classes)
         self.forgotten = F.pad(self.forgotten, (0, classes))
 
@@ -203,7 +206,8 @@ class MoreRule(Rule):
 
     def remaining(self) -> Tensor:
         """(tasks,): whether a task has classes that were not forgotten."""
-        return torch.stack([~part.all() for part in self.forgotten.split(self.sizes)])
+        left = torch.zeros(len(self.sizes), dtype=torch.int64, device=self.forgotten.device)
+        return left.index_add_(0, self.task_of, (~self.forgotten).long()) > 0
 
     def score(self, features: Sequence[Tensor]) -> Output:
         of_tasks = [self._of_task(net, z) for net, z in zip(self._tasks(), features, strict=True)]

@@ -24,8 +24,9 @@ MORE's part stands alone.)
   ``MOVE_FACTOR`` times as many classes as all before it together, the classifier moves to that task's network, and the
   images in memory stand in for the older classes, weighted so that each class counts as often as it had images.
 - Prediction asks few networks: one pass gives the ridge classifier's outputs, which rank the tasks; MORE's networks of
-  the ``asked`` highest tasks are asked, images that want the same network together. What the other tasks' heads would
-  say is left out. The time of a prediction therefore does not grow with the number of tasks.
+  the ``asked`` highest tasks are asked, images that want the same network together. Their classes alone can be the
+  answer. A network that was not asked is taken to be as sure as the least sure of those that were: for the confidence,
+  which must not be infinitely wrong where the true class was not asked.
 - Kernel, width, ``ridge_weight`` and ``asked`` were chosen on held-out training images (strong and weak backbone; tasks
   of 1 to 40 classes); docs/methods/morerp.md has the figures, and what did not help.
 """
@@ -51,7 +52,8 @@ from morecl.ridge import Ridge
 from morecl.scoring import Features, LearnedTask, Output
 
 MOVE_FACTOR = 2
-NOT_ASKED = -1e4  # log score of a class whose network was not asked: below any other
+NOT_ASKED = -1e4  # log score of MORE for a class whose network was not asked: below any other
+BEHIND = 1e-3  # such a class stays so much behind the best of those that were asked
 PATCHES = "patches "  # name of a network, class token and patches: "patches 0"
 
 
@@ -201,7 +203,8 @@ class MorerpRule(MoreRule):
     def combined(self, outputs: Tensor, ridge: Tensor, scores: Tensor) -> Output:
         """From what :meth:`compare` gives and the logarithms of MORE's scores, (N, C) each."""
         scores = self._without_forgotten(scores)
-        combined = self._without_forgotten(scores + self.weight * ridge)
+        joined = combine(scores, ridge, self.weight, self._by_task(scores))
+        combined = self._without_forgotten(joined)
         known = scores.amax(1)
         if self.known_weight:
             known = known + self.known_weight * outputs.amax(1)
@@ -212,9 +215,16 @@ class MorerpRule(MoreRule):
         tasks, remaining = len(self.sizes), self.remaining()
         if self.asked is None or self.asked >= tasks:
             return remaining.expand(len(ridge), tasks)
-        by_task = torch.stack([part.logsumexp(1) for part in ridge.split(self.sizes, 1)], 1)
-        chosen = by_task.topk(self.asked, dim=1).indices
-        return torch.zeros_like(by_task, dtype=torch.bool).scatter_(1, chosen, True) & remaining
+        largest = self._by_task(ridge)
+        largest = largest.masked_fill(largest == -torch.inf, 0.0)  # all classes of the task were forgotten
+        sums = torch.zeros_like(largest).index_add_(1, self.task_of, (ridge - largest[:, self.task_of]).exp())
+        chosen = (largest + sums.log()).topk(self.asked, dim=1).indices
+        return torch.zeros_like(largest, dtype=torch.bool).scatter_(1, chosen, True) & remaining
+
+    def _by_task(self, values: Tensor) -> Tensor:
+        """The largest of each task: (N, C) -> (N, tasks)."""
+        none = values.new_full((len(values), len(self.sizes)), -torch.inf)
+        return none.scatter_reduce(1, self.task_of.expand_as(values), values, "amax")
 
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
@@ -245,6 +255,21 @@ class MorerpRule(MoreRule):
         """From scores (N, asked, M) of the ``chosen`` tasks (N, asked) to columns (N, C), others ``NOT_ASKED``."""
         room = scores.new_full((len(scores), len(heads.precision), scores.shape[2]), NOT_ASKED)
         return heads.in_columns(room.scatter(1, chosen[..., None].expand_as(scores), scores), NOT_ASKED)
+
+
+def combine(scores: Tensor, ridge: Tensor, weight: float, of_tasks: Tensor) -> Tensor:
+    """Scores of all classes, (N, C), see the top of this file.
+
+    Args:
+        scores: MORE's, logarithms, (N, C); at most ``NOT_ASKED`` where the network was not asked.
+        ridge: logarithms of the ridge classifier's probabilities, (N, C).
+        of_tasks: the largest of ``scores`` within each task, (N, T).
+    """
+    left_out = scores <= NOT_ASKED
+    least_sure = of_tasks.masked_fill(of_tasks <= NOT_ASKED, torch.inf).amin(1, keepdim=True)
+    joined = torch.where(left_out, least_sure, scores) + weight * ridge
+    best = joined.masked_fill(left_out, -torch.inf).amax(1, keepdim=True)
+    return torch.where(left_out, torch.minimum(joined, best - BEHIND), joined)
 
 
 def _log(scores: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import morecl
 from few_images import (
     KINDS,
-    STREAM,
     assert_equal,
     every_backbone,
     every_kind,
@@ -30,7 +29,7 @@ from few_images import (
 from morecl import training
 from morecl.methods import few
 from morecl.methods.more import More
-from morecl.methods.morerp import NOT_ASKED, Morerp
+from morecl.methods.morerp import Morerp
 from morecl.nn import capture
 from morecl.nn.capture import Batch
 from morecl.progress import EpochDone
@@ -52,9 +51,10 @@ def test_few_are_answered_as_many_are(kind: str, monkeypatch: pytest.MonkeyPatch
 def test_each_image_has_its_own_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above would say little if all images asked the same networks."""
     learner = taught("morerp, gathered", monkeypatch)
-    scores = of_few(learner, images(8)).scores.numpy()
-    task = learner.task_of_column()
-    asked = np.stack([(scores[:, task == k] > NOT_ASKED / 2).all(1) for k in range(len(STREAM))], 1)
+    rule = learner.rule
+    with torch.no_grad():
+        _, ridge = rule.compare(learner.embed(learner.prepare(images(8)), rule.network))
+    asked = rule._ranking(ridge).numpy()
     assert (asked.sum(1) == 3).all() and len(np.unique(asked, axis=0)) > 1
 
 
