@@ -121,6 +121,17 @@ def test_adapters_end_each_branch_and_a_task_owns_the_norms(name: str) -> None:
     assert float((features - plain).abs().max()) > 0.1
 
 
+@pytest.mark.parametrize("name", ["tiny_dinov3", "tiny_rope_mixed"])
+def test_the_stem_makes_no_rotary_positions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would come from the CPU, which a CUDA graph forbids, and nothing there reads them."""
+    vit = vit_of(name)
+    network = AdaptedViT(vit, torch.float32)
+    monkeypatch.setattr(vit.rope, "get_embed", lambda *args, **kwargs: pytest.fail("made for nothing"))
+    with torch.no_grad():
+        network.stem(pictures())
+    assert vit.rope is not None
+
+
 @every_member
 def test_every_norm_and_adapter_matters(name: str) -> None:
     network = AdaptedViT(vit_of(name))

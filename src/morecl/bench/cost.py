@@ -306,11 +306,11 @@ class _Stream:
 
     def _after_task(self) -> AfterTask:
         learner, device = self.learner, self.learner.device
-        state = learner.state().values()
-        result = AfterTask(sum(value.nbytes for value in state), None, None, None, None)
+        kept = [(value.nbytes, value.device.type) for value in learner.state().values()]  # not held: some are made anew
+        result = AfterTask(sum(size for size, _ in kept), None, None, None, None)
         if device.type == "cuda":
             result.peak = torch.cuda.max_memory_allocated(device) - self._start
-            result.kept_on_device = sum(value.nbytes for value in state if value.device.type == "cuda")
+            result.kept_on_device = sum(size for size, place in kept if place == "cuda")
             result.allocated = _allocated(device) - self._start
             learner.scores(made_up_images(1))
             result.allocated_asked = _allocated(device) - self._start

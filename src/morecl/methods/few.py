@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from morecl.methods.more import More
     from morecl.methods.morerp import Morerp
 
-ALL_AT_ONCE = 8  # networks up to which MORE-RP computes all of them in one pass, and then ranks them
+# Networks up to which MORE-RP computes all of them in one pass, and then ranks them. One image on an H200, ViT-Ti at
+# 224 px: with 5, 10 and 20 networks 1.3, 1.6 and 1.8 ms; 2.4 ms in two passes.
+ALL_AT_ONCE = 32
 
 
 class FewImages:

@@ -41,6 +41,7 @@ from morecl.random import generator
 from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 FOLDED_BYTES = 512 << 20  # of finished tasks' adapters that are kept between calls, all tasks together
+SHARED_BYTES = 1 << 30  # of activations, in a pass that networks share on a GPU
 OWN_PASS = {"cuda": 128}  # images from which on a network gets a pass of its own; elsewhere 32
 GROUP_SIZES = (1, 2, 4, 8, 16)
 GROUP_COST = 0.75  # of a group's weights, copied for each pass, in images
@@ -221,11 +222,19 @@ class MaskedLearner(Learner):
                 found[places] = self.embed(tokens.take(rows[places]), str(k))
             elif len(places):
                 few[k] = places
-        for wanted, places, filling in _groups(few, self.eval_batch_size):
+        for wanted, places, filling in _groups(few, self._shared_pass()):
             norms, adapters = self._side_by_side([self.tasks[k] for k in wanted])
             features = self._trunk(tokens[rows[places]], norms, adapters, self.body)
             found[places[~filling]] = features[~filling]
         return found
+
+    def _shared_pass(self) -> int:
+        """Images in a pass that networks share. A GPU is done with ``eval_batch_size`` of a small network before the
+        host has launched the next pass, so there are as many as memory allows, unless the user has set a limit."""
+        if self.device.type != "cuda" or self.config.eval_batch_size is not None:
+            return self.eval_batch_size
+        activations = 12 * self.network.prefix_bytes  # of an image: what an MLP holds at the same time
+        return max(self.eval_batch_size, SHARED_BYTES // activations)
 
     def _side_by_side(self, tasks: Sequence[MaskedTask]) -> tuple[tuple[Tensor, Tensor], AdapterWeights]:
         """Norms and adapters of G tasks for one pass of G equal parts; a task may occur repeatedly."""

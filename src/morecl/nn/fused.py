@@ -54,7 +54,9 @@ MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memor
 # compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md and the records there.
 STEP_TIMES = {
     (192, 64): (4.75, 6.7),
-    (384, 64): (12.4, 12.1),
+    (192, 128): (5.44, 6.89),
+    (384, 64): (12.27, 12.13),
+    (384, 128): (13.67, 12.42),
 }
 _forced: bool | None = None
 

@@ -189,8 +189,9 @@ def test_memory_on_the_gpu(method: str) -> None:
     for name in ("kept_on_device", "allocated", "allocated_asked", "peak"):
         assert found.growth(name) is not None
     assert all(task.peak > task.allocated >= task.kept_on_device for task in found.after_task)  # type: ignore[operator]
-    # tensors take blocks of 512 bytes; cuBLAS would keep 65 MiB for each stream on which a step was captured
-    assert found.growth("allocated") < found.growth("kept_on_device") + 100_000  # type: ignore[operator]
+    # tensors take blocks of 512 bytes, and half of MORE's precision matrix (147 kB) is not saved; cuBLAS would keep
+    # 65 MiB for each stream on which a step was captured
+    assert found.growth("allocated") < found.growth("kept_on_device") + 250_000  # type: ignore[operator]
 
 
 def test_works_take_turns() -> None:

@@ -5,6 +5,7 @@ Positions are added to the tokens as in a plain ViT, or turn queries and keys in
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from timm.layers import AttentionRope
@@ -23,7 +24,9 @@ class Eva(Family):
     attention = (EvaAttention, AttentionRope)
 
     def stem(self, vit: TimmEva, images: Tensor) -> Tensor:
-        tokens, _ = vit._pos_embed(vit.patch_embed(images))
+        still = copy.copy(vit)  # without rotary positions, which timm would make anew here, some of them on the CPU
+        still._modules = vit._modules | {"rope": None}
+        tokens, _ = still._pos_embed(vit.patch_embed(images))
         return vit.norm_pre(tokens)
 
     def block_inputs(self, vit: TimmEva) -> list[dict[str, Tensor]]:
