@@ -5,6 +5,7 @@ A learner with T tasks is created by growing it without training, which takes no
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class AtTasks:
     latency_separate: float  # the same, one pass per network
     images_per_second: float  # prediction of a batch, all networks in one pass where the learner does so
     images_per_second_separate: float
+    times_plain: float  # ``predict`` of a batch, as a multiple of ``tasks`` forward passes of timm's own network
 
 
 @dataclass(kw_only=True)
@@ -94,6 +96,7 @@ class Bench(Measured):
             "one by one ms",
             "images/s",
             "one by one",
+            "times timm",
         ):
             table.add_column(head, justify="right")
         for row in self.at_tasks:
@@ -106,6 +109,7 @@ class Bench(Measured):
                 f"{1000 * row.latency_separate:.1f}",
                 f"{row.images_per_second:,.0f}",
                 f"{row.images_per_second_separate:,.0f}",
+                f"{row.times_plain:.2f}",
             )
         console.print(table)
         if len(self.at_tasks) > 1:
@@ -191,6 +195,7 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
     learner.captured = captured
     together, separate = answers(one, size.repeats)
     batch, batch_separate = answers(many, max(1, size.repeats // 5))
+    times_plain = against_timm(learner, np.resize(images, (size.batch, *images.shape[1:])), max(1, size.repeats // 5))
     before = dict(learner.seconds)
     learner.learn_task(images, [f"new{i % CLASSES_PER_TASK}" for i in range(len(images))])
     return AtTasks(
@@ -203,7 +208,27 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
         latency_separate=separate,
         images_per_second=size.batch / batch,
         images_per_second_separate=size.batch / batch_separate,
+        times_plain=times_plain,
     )
+
+
+def against_timm(learner: More, images: np.ndarray, repeats: int) -> float:
+    """Time of ``learner.predict(images)``, as a multiple of that of as many plain passes as it has networks.
+
+    A plain pass is the forward of timm's unchanged ViT in the learner's precision, on as many images of its input size
+    that are on the device already, in the same batches.
+    """
+    vit, side = copy.deepcopy(learner.backbone.vit).to(learner.device, learner.dtype), learner.backbone.input.size
+    pixels = torch.randn(len(images), 3, side, side, device=learner.device).to(learner.dtype)
+
+    @torch.no_grad()
+    def plain() -> None:
+        for _ in learner.networks():
+            for part in pixels.split(learner.eval_batch_size):
+                vit(part)
+
+    predict, passes = in_turn([lambda: learner.predict(images), plain], learner.device, repeats)
+    return predict / passes
 
 
 def training_flop(learner: More) -> float:
