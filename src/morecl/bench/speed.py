@@ -27,6 +27,7 @@ from morecl.bench.common import (
     seconds,
 )
 from morecl.bench.prediction import grown
+from morecl.bench.start import first_step
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
 from morecl.nn.tokens import Tokens
@@ -71,6 +72,7 @@ class Bench(Measured):
     SCHEMA = "morecl.bench/2"
 
     settings: dict[str, Any]
+    first_step_seconds: float  # from the start of a process to the end of its first training step
     matrix_tflops: float
     training_images_per_second: float
     training_gflop_per_image: float
@@ -81,6 +83,7 @@ class Bench(Measured):
     def show(self, console: Console) -> None:
         """Print the record as tables."""
         console.print(self.headline)
+        console.print(f"a new process has made its first training step after {self.first_step_seconds:.1f} s")
         console.print(
             f"training: {self.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
             f"{self.training_gflop_per_image:.2f} GFLOP each, {100 * self.training_share_of_matrix_rate:.0f} % of the "
@@ -121,6 +124,9 @@ def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], Non
     """Run the benchmark. ``report`` is called with the name of each phase."""
     settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
     images = made_up_images(size.images)
+    More.Config.parse(settings)  # a typo is told here, not by a process
+    report("first step of a process")
+    first = first_step(settings)
     learner = More(More.Config.parse(settings))
     report("matrix products")
     rate = matrix_rate(learner.device, learner.dtype)
@@ -141,6 +147,7 @@ def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], Non
     result = Bench(
         **place_of(learner),
         settings=learner.config.record(),
+        first_step_seconds=first,
         matrix_tflops=rate / 1e12,
         training_images_per_second=speed,
         training_gflop_per_image=flop / 1e9,

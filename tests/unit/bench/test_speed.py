@@ -21,6 +21,7 @@ SETTINGS = {"device": "cpu", "image_size": 8, "bottleneck": 4, "batch_size": 8, 
 
 
 def test_every_stage_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "first_step", lambda settings: 12.3)
     asked: list[tuple[int, int, bool]] = []
     predict = More.predict
 
@@ -32,7 +33,7 @@ def test_every_stage_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> N
     phases: list[str] = []
     size = SpeedSize(tasks=(1, 3), images=8, epochs=1, memory=6, batch=4, repeats=2)
     found = speed.bench(SETTINGS, size, phases.append)
-    assert phases == ["matrix products", "training", "1 tasks", "3 tasks"]
+    assert phases == ["first step of a process", "matrix products", "training", "1 tasks", "3 tasks"]
     assert [row.tasks for row in found.at_tasks] == [1, 3]
     assert all(getattr(row, field.name) > 0 for row in found.at_tasks for field in fields(AtTasks))
     one_and_batch = [1] * 2 * (2 + 2) + [4] * (2 + 1)
@@ -41,6 +42,7 @@ def test_every_stage_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> N
     found.show(console)
     shown = console.export_text()
     assert f"{1000 * found.at_tasks[1].latency:.2f}" in shown and "a further task adds" in shown
+    assert found.first_step_seconds == 12.3 and "first training step after 12.3 s" in shown
     assert shown.count(f" {found.at_tasks[1].times_plain:.2f} ") >= 1 and "times timm" in shown
     assert found.as_dict()["schema"] == "morecl.bench/2"
 
