@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from preloaded import preloaded
 
 torch.set_num_threads(int(os.environ.get("MORECL_TEST_THREADS", "1")))
 if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
@@ -16,6 +20,7 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     settings.load_profile("morecl")
 
 
+ROOT = Path(__file__).resolve().parents[1]
 SHORT = ("tests/golden/", "tests/unit/data/", "tests/unit/report/", "tests/unit/run/", "tests/unit/nn/families")
 
 
@@ -23,6 +28,14 @@ SHORT = ("tests/golden/", "tests/unit/data/", "tests/unit/report/", "tests/unit/
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Decoded images of the tests go to a folder of their own, also from processes that tests start."""
     os.environ["MORECL_CACHE"] = str(tmp_path_factory.mktemp("decoded"))
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with ``morecl`` and ``python`` that need no seconds for their imports, see :mod:`preloaded`."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    with preloaded(tmp_path_factory.mktemp("commands"), environment) as path:
+        yield path
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from family_members import MEMBERS
 from morecl.bench.prediction import grown, spread
+from morecl.catalogue import SHIPPED
 from morecl.kernel_ridge import KernelRidge
 from morecl.methods import few
 from morecl.methods.more import More
@@ -39,7 +40,7 @@ def images(count: int, seed: int = 3) -> np.ndarray:
 
 def learner_like(kind: str, **changes: Any) -> Any:
     cls, settings, _ = KINDS[kind]
-    return learner_of(cls, image_size=8, memory_size=20, **settings, **changes)
+    return learner_of(cls, backbone=SHIPPED, image_size=8, memory_size=20, **settings, **changes)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder, plan
 
 CLASSES = ("red fox", "blue/jay")  # a name may hold anything that can be printed
@@ -44,7 +45,7 @@ def make_model(path: Path) -> None:
     before = plan.FEWEST_EPOCHS, plan.MOST_EPOCHS
     plan.FEWEST_EPOCHS = plan.MOST_EPOCHS = 1
     try:
-        classifier = Classifier(tiny.create("morerp", eval_batch_size=64))
+        classifier = Classifier(tiny.create("morerp", eval_batch_size=64, backbone=SHIPPED))
         folder = ModelFolder(path)
         with folder.changing():
             for kind, name in enumerate(CLASSES):

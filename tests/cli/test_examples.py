@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 import morecl
@@ -15,13 +16,20 @@ from tiny import pictures
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_watcher_sorts_what_it_finds(tmp_path: Path) -> None:
+@pytest.fixture
+def run(commands: Path) -> Run:
+    def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        command = [commands / "python", ROOT / "examples" / example, *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def test_the_watcher_sorts_what_it_finds(run: Run, tmp_path: Path) -> None:
     classifier = morecl.Classifier.create(
         method="ncm", backbone="vit_mini_patch4_32", image_size=8, device="cpu", eval_batch_size=16
     )
@@ -45,7 +53,7 @@ def test_the_watcher_sorts_what_it_finds(tmp_path: Path) -> None:
     assert "there is no model" in run("watch_folder.py", tmp_path / "none", inbox, tmp_path).stderr
 
 
-def test_the_digits_example_runs() -> None:
+def test_the_digits_example_runs(run: Run) -> None:
     done = run("digits_classifier.py", "--minutes", 0.02)
     assert done.returncode == 0, done.stderr
     assert "learned 0, 1, 2:" in done.stdout and "5 to 9, never taught:" in done.stdout

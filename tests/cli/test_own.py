@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan
 
+ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
-NEW = ["--backbone", "vit_mini_patch4_32", "--device", "cpu", "--set", "projection=200", "--set", "bottleneck=8"]
+SMALL = ["--backbone", "vit_mini_patch4_32", "--device", "cpu", "--set", "projection=200", "--set", "bottleneck=8"]
+NEW = [*SMALL, "--set", "image_size=24"]
 TEST = 15  # images of each digit
-TINY = [*NEW, "--set", "image_size=8"]
+TINY = [*SMALL, "--set", "image_size=8"]
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
     assert info["bytes"]["version"] <= info["bytes"]["all_versions"]
     assert info["tasks_left"] is None or info["tasks_left"] >= 0
     text = call("info", story.model).words
-    assert "vit_mini_patch4_32 at 32 px; 2 tasks, 5 classes" in text and "Capacity taken:" in text
+    assert "vit_mini_patch4_32 at 24 px; 2 tasks, 5 classes" in text and "Capacity taken:" in text
     history = call("history", story.model).words
     assert "learn '0', '1', '2'" in history and "2 (in use)" in history
 
@@ -471,14 +473,26 @@ def test_ctrl_c_changes_nothing(copy: Path, tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "new").exists()
 
 
-def start_learning(model: Path, photos: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    code = f"from morecl.classifier import plan; plan.MOST_EPOCHS = {EPOCHS}; from morecl.cli import main; main()"
-    command = [sys.executable, "-c", code, "learn", str(model), str(photos)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+LEARN = f"""
+import os, sys
+print(os.getpid(), file=sys.stderr, flush=True)
+from morecl.classifier import plan
+plan.MOST_EPOCHS = {EPOCHS}
+from morecl.cli import main
+main()
+"""
 
 
-def test_a_kill_leaves_the_old_model_or_the_new_one(tiny: Path, tmp_path: Path) -> None:
+def start_learning(commands: Path, model: Path, photos: Path) -> tuple[subprocess.Popen[str], int]:
+    """The command that learns, and the process that does it."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [commands / "python", "-c", LEARN, "learn", model, photos]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    return process, int(process.stderr.readline())
+
+
+def test_a_kill_leaves_the_old_model_or_the_new_one(commands: Path, tiny: Path, tmp_path: Path) -> None:
     """At random moments of the lesson, and while the new version is being written."""
     photos = write_digits(tmp_path / "photos", [2, 3], 0, 20)
     asked = write_digits(tmp_path / "asked", [0, 1, 2, 3], 100, 105)
@@ -486,13 +500,13 @@ def test_a_kill_leaves_the_old_model_or_the_new_one(tiny: Path, tmp_path: Path) 
     whole = Path(shutil.copytree(tiny, tmp_path / "whole"))
     old = call("predict", whole, *question).out
     started = time.monotonic()
-    assert start_learning(whole, photos).wait(timeout=300) == 0
+    assert start_learning(commands, whole, photos)[0].wait(timeout=300) == 0
     seconds = time.monotonic() - started
     new = [answer["label"] for answer in answers(call("predict", whole, *question))]
     draw = random.Random(5)
     for moment in ("learning", "writing"):  # benchmarks/own_images.py has 50 of them
         model = Path(shutil.copytree(tiny, tmp_path / f"killed-{moment}"))
-        process = start_learning(model, photos)
+        process, learner = start_learning(commands, model, photos)
         deadline = time.monotonic() + 20 * seconds
         if moment == "learning":
             time.sleep(draw.uniform(0.5, 1) * seconds)
@@ -501,7 +515,8 @@ def test_a_kill_leaves_the_old_model_or_the_new_one(tiny: Path, tmp_path: Path) 
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             time.sleep(draw.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was quick
+            os.kill(learner, signal.SIGKILL)
         process.wait()
         done = call("predict", model, *question)
         assert done.code == 0, done.err

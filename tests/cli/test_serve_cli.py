@@ -11,12 +11,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serving import make_model
 
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "MORECL_TOKEN"}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(sys.path)
 
@@ -32,14 +34,22 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "morecl", "serve", *map(str, arguments)]
 
 
-def message(*arguments: object, **environment: str) -> str:
-    """What a command that must end with code 2 says."""
-    done = subprocess.run(
-        command(*arguments), env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and done.stdout == ""
-    return " ".join(done.stderr.split())
+Message = Callable[..., str]
+
+
+@pytest.fixture
+def message(commands: Path) -> Message:
+    """What ``morecl serve ARGUMENTS`` says on stderr; it must end with code 2."""
+
+    def message(*arguments: object, addresses: int = 0, **changes: str) -> str:
+        environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "src")} | changes
+        command = [commands / "morecl", "serve", *map(str, arguments)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr and len(done.stdout.splitlines()) == addresses
+        return " ".join(done.stderr.split())
+
+    return message
 
 
 def test_it_serves_until_it_is_stopped(model: Path, tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def test_it_serves_until_it_is_stopped(model: Path, tmp_path: Path) -> None:
         process.wait()
 
 
-def test_bad_input_is_told_what_is_wrong(model: Path, tmp_path: Path) -> None:
+def test_bad_input_is_told_what_is_wrong(message: Message, model: Path, tmp_path: Path) -> None:
     assert "there is no model in" in message(tmp_path / "none")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -84,14 +94,13 @@ def test_bad_input_is_told_what_is_wrong(model: Path, tmp_path: Path) -> None:
         assert "choose another with --port" in message(model, "--port", taken.getsockname()[1])
 
 
-def test_a_damaged_model_ends_the_server(model: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_ends_the_server(message: Message, model: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(model, tmp_path / "animals"))
     held = copy / "versions" / "2" / "held.safetensors"
     data = held.read_bytes()
     held.unlink()
     held.write_bytes(data[:-1])
-    done = subprocess.run(command(copy, "--port", 0), env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "damaged" in done.stderr and "Traceback" not in done.stderr
+    assert "damaged" in message(copy, "--port", 0, addresses=1)
 
 
 def test_without_the_extra_it_says_what_to_install(model: Path) -> None:

@@ -150,13 +150,14 @@ def test_learners_use_kernels_if_they_compile(compile_: str, used: bool, monkeyp
 def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the kernels, nothing inside it can be seen. A second network stands for them and computes the same."""
     plain = taught(method)
+    second = network.AdaptedViT(plain.backbone.vit)
     calls = 0
 
     def trunk(x: Tensor, norms: tuple[Tensor, Tensor], adapters: AdapterWeights, *rest: Any) -> Tensor:
         nonlocal calls
         calls += 1
         observe_last = rest[-1]
-        return network.AdaptedViT(plain.backbone.vit)._plain_trunk(x, norms, adapters, None, False, observe_last)
+        return second._plain_trunk(x, norms, adapters, None, False, observe_last)
 
     monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)

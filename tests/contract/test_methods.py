@@ -15,6 +15,7 @@ from PIL import Image
 
 import morecl
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.data import load_dataset
 from morecl.methods import METHODS, Learner
 from morecl.progress import EpochDone
@@ -102,7 +103,7 @@ def test_what_is_stored_was_shown_under_its_label(taught: Learner) -> None:
 def test_learns_something(method: str) -> None:
     """One easy task, a little longer: the training pictures are told apart, so columns and classes belong together."""
     changes = {"epochs": 4, "lr": 0.02} if method in TRAINED else {}
-    learner = tiny.create(method, **changes)
+    learner = tiny.create(method, backbone=SHIPPED, **changes)
     images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
     learner.learn_task(images, labels)
     right = [a == b for a, b in zip(learner.predict(images).labels, labels, strict=True)]
@@ -112,7 +113,7 @@ def test_learns_something(method: str) -> None:
 def test_a_second_task_is_learned_under_its_own_columns(method: str) -> None:
     """Its training pictures are told apart among its classes, which nobody but the second task can have taught."""
     changes = {"epochs": 4, "lr": 0.02} if method in TRAINED else {}
-    learner = tiny.create(method, **changes)
+    learner = tiny.create(method, backbone=SHIPPED, **changes)
     learner.learn_task(*tiny.task([3, 4, 5], ["u", "v", "w"], 8))
     images, labels = tiny.task([0, 1, 2], ["x", "y", "z"], 8)
     learner.learn_task(images, labels)
@@ -159,7 +160,7 @@ def test_features_and_networks(taught: Learner) -> None:
     assert len(set(names)) == len(names)
     for k in range(len(names)):
         features = taught.features(TEST, task=k)
-        assert features.shape == (len(TEST), 192) and features.dtype == np.float32
+        assert features.shape == (len(TEST), tiny.DIM) and features.dtype == np.float32
     for k in (-1, len(names)):
         with pytest.raises(ValueError, match="no network of task"):
             taught.features(TEST, task=k)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import typer
 
 from doc_blocks import ROOT, Block, not_run, pages, runnable
 from morecl.cli import app
-from preloaded import preloaded
 
 # Every block that is not run, by page. A new one must be added here on purpose.
 NOT_RUN = {
@@ -36,30 +34,25 @@ COMMANDS = [(block, command) for block in not_run() for command in block.command
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if runnable(page)])
-def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, commands: Path) -> None:
     todo = runnable(page)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT / "src")}
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT / "src")}
     if any(block.detail.startswith("src/") for block in todo):  # a page that changes the code gets its own copy
         shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         environment["PYTHONPATH"] = str(tmp_path / "src")
-    with ExitStack() as stack:
-        calls = sum(block.text.count("morecl ") for block in todo if block.language != "python")
-        if calls > 2 and environment["PYTHONPATH"] == str(ROOT / "src"):  # else the code changes on the way
-            path = stack.enter_context(preloaded(tmp_path_factory.mktemp("command"), environment))
-            environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
-        for (language, directive), group in groupby(todo, lambda block: (block.language, block.directive)):
-            several = list(group)
-            if directive is not None:
-                for block in several:
-                    write(block, tmp_path)
-                continue
-            program = [sys.executable, "-"] if language == "python" else ["bash", "-eu", "-"]
-            script = "\n".join(block.text for block in several)
-            done = subprocess.run(
-                program, input=script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-            )
-            assert done.returncode == 0, f"{page}:{several[0].line}\n{script}\n{done.stdout}\n{done.stderr}"
+    for (language, directive), group in groupby(todo, lambda block: (block.language, block.directive)):
+        several = list(group)
+        if directive is not None:
+            for block in several:
+                write(block, tmp_path)
+            continue
+        program = [commands / "python", "-"] if language == "python" else ["bash", "-eu", "-"]
+        script = "\n".join(block.text for block in several)
+        done = subprocess.run(
+            program, input=script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{page}:{several[0].line}\n{script}\n{done.stdout}\n{done.stderr}"
 
 
 def write(block: Block, folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import more_reference as reference
 import morecl
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.methods import tools
 from morecl.methods.more import More
 from morecl.progress import EpochDone
@@ -32,7 +33,7 @@ TASKS = [
 ]
 SIZES = [2, 3, 1, 2]
 TEST = np.concatenate([tiny.pictures(kind, 3, draw=1) for kind in range(10)])  # kinds 8 and 9 are never learned
-SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.02, "memory_size": 16, "back_update_epochs": 3}
+SETTINGS: dict[str, Any] = {"backbone": SHIPPED, "epochs": 3, "lr": 0.02, "memory_size": 16, "back_update_epochs": 3}
 
 
 def create(**changes: Any) -> More:

@@ -30,7 +30,7 @@ TEST = tiny.pictures(0, 4, draw=1)
 
 @pytest.fixture(scope="module")
 def learner() -> Learner:
-    learner = tiny.create("more")
+    learner = tiny.create("more", backbone=SHIPPED)
     learner.learn_task(*tiny.task([0, 1], ["a", ("b", 2)], 4))
     learner.learn_task(*tiny.task([2], [None], 3))
     return learner
@@ -436,13 +436,13 @@ def test_the_folder_of_a_run_points_to_its_model(learner: Learner, tmp_path: Pat
 
 def test_a_learner_that_has_learned_nothing_can_be_saved(tmp_path: Path) -> None:
     for method in ("more", "single", "ncm"):
-        tiny.create(method).save(tmp_path / method)
+        tiny.create(method, backbone=SHIPPED).save(tmp_path / method)
         assert morecl.load(tmp_path / method).classes == []
 
 
 @pytest.mark.parametrize("label", [frozenset({1}), b"bytes", 1j, ("a", b"b")])
 def test_a_label_that_cannot_be_saved(label: Any, tmp_path: Path) -> None:
-    learner = tiny.create("ncm")
+    learner = tiny.create("ncm", backbone=SHIPPED)
     learner.learn_task(tiny.pictures(0, 2), ["a", "a"])
     learner.classes[0] = label
     with pytest.raises(TypeError, match="cannot save the label"):
@@ -452,7 +452,7 @@ def test_a_label_that_cannot_be_saved(label: Any, tmp_path: Path) -> None:
 
 def test_every_kind_of_label_comes_back_as_it_was(tmp_path: Path) -> None:
     labels: list[Any] = ["text", "", 0, -7, 10**30, 2.5, True, None, (), ("a", (1, None, 2.5)), "ünïcode"]
-    learner = tiny.create("ncm")
+    learner = tiny.create("ncm", backbone=SHIPPED)
     learner.learn_task(np.concatenate([tiny.pictures(k, 1) for k in range(len(labels))]), labels)
     learner.save(tmp_path / "saved")
     loaded = morecl.load(tmp_path / "saved").classes
@@ -527,7 +527,7 @@ def test_a_trained_checkpoint_travels_too(tmp_path: Path) -> None:
 
 
 def test_weights_that_have_moved_can_be_named(tmp_path: Path) -> None:
-    learner = tiny.create("ncm")
+    learner = tiny.create("ncm", backbone=SHIPPED)
     weights = {key: value.detach() for key, value in morecl.create("ncm").backbone.state.items()}
     save_file(weights, tmp_path / "here.safetensors")
     learner.learn_task(*tiny.task([0, 1], ["a", "b"], 2))
@@ -576,7 +576,7 @@ def test_a_full_disk_is_an_oserror_and_leaves_nothing(
 
 def test_a_learner_saved_before_a_setting_existed_answers_as_it_did(tmp_path: Path) -> None:
     """iCaRL scored by its head then."""
-    learner = tiny.create("icarl", memory_size=8, epochs=1)
+    learner = tiny.create("icarl", memory_size=8, epochs=1, backbone=SHIPPED)
     learner.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
     learner.save(tmp_path / "saved")
     edit(tmp_path / "saved", lambda value: value["config"].pop("ood_score"))

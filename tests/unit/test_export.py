@@ -20,6 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 import morecl
 import tiny
 from morecl import export as exporting
+from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
 from morecl.export import LOWEST, export
 from morecl.methods.more import MoreRule
@@ -148,7 +149,7 @@ def test_more_after_three_tasks_with_a_trained_backbone_in_half_precision(backbo
 
 
 def test_morerp_after_one_task_on_the_shipped_backbone(tmp_path: Path) -> None:
-    learner = tiny.create("morerp", image_size=16)
+    learner = tiny.create("morerp", image_size=16, backbone=SHIPPED)
     learner.learn_task(*tiny.task([97, 98, 99], ["a", "b", "c"], 6))
     export(learner, tmp_path / "model.onnx")
     images = np.concatenate([tiny.pictures(kind, 4, draw=1, side=16) for kind in (97, 98, 99, 5)])

@@ -108,7 +108,7 @@ def test_a_rules_state_is_saved_and_loaded(sums: type[Sums], tmp_path: Path) -> 
     learner = teach(create(sums), last=2)
     learner.save(tmp_path / "saved")
     loaded = morecl.load(tmp_path / "saved")
-    assert learner.state()["rule.sums"].shape == (5, 192)
+    assert learner.state()["rule.sums"].shape == (5, tiny.DIM)
     tiny.assert_same(tiny.snapshot(learner), tiny.snapshot(loaded))
     assert equal_scores(learner, loaded)
     tiny.assert_same(tiny.snapshot(teach(learner, first=2)), tiny.snapshot(teach(loaded, first=2)))
@@ -131,7 +131,7 @@ def test_a_failed_task_leaves_a_rules_state_as_it_was(sums: type[Sums], monkeypa
 
 def test_a_rules_state_counts_as_statistics(sums: type[Sums]) -> None:
     plain, learner = teach(create(More), last=1), teach(create(sums), last=1)
-    assert learner.entries()["statistics"] - plain.entries()["statistics"] == (2 + 1) * 192
+    assert learner.entries()["statistics"] - plain.entries()["statistics"] == (2 + 1) * tiny.DIM
     assert list(learner.entries()) == list(plain.entries())
 
 

@@ -5,6 +5,7 @@ A learner with T tasks is created by growing it without training, which takes no
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from morecl.bench.common import (
     seconds,
 )
 from morecl.bench.prediction import grown
+from morecl.bench.start import first_step
 from morecl.methods.more import More
 from morecl.nn.hard_attention import split
 from morecl.nn.tokens import Tokens
@@ -60,6 +62,7 @@ class AtTasks:
     latency_separate: float  # the same, one pass per network
     images_per_second: float  # prediction of a batch, all networks in one pass where the learner does so
     images_per_second_separate: float
+    times_plain: float  # ``predict`` of a batch, as a multiple of ``tasks`` forward passes of timm's own network
 
 
 @dataclass(kw_only=True)
@@ -69,6 +72,7 @@ class Bench(Measured):
     SCHEMA = "morecl.bench/2"
 
     settings: dict[str, Any]
+    first_step_seconds: float  # from the start of a process to the end of its first training step
     matrix_tflops: float
     training_images_per_second: float
     training_gflop_per_image: float
@@ -79,6 +83,7 @@ class Bench(Measured):
     def show(self, console: Console) -> None:
         """Print the record as tables."""
         console.print(self.headline)
+        console.print(f"a new process has made its first training step after {self.first_step_seconds:.1f} s")
         console.print(
             f"training: {self.training_images_per_second:,.0f} images/s of the task (as many replayed beside them), "
             f"{self.training_gflop_per_image:.2f} GFLOP each, {100 * self.training_share_of_matrix_rate:.0f} % of the "
@@ -94,6 +99,7 @@ class Bench(Measured):
             "one by one ms",
             "images/s",
             "one by one",
+            "times timm",
         ):
             table.add_column(head, justify="right")
         for row in self.at_tasks:
@@ -106,6 +112,7 @@ class Bench(Measured):
                 f"{1000 * row.latency_separate:.1f}",
                 f"{row.images_per_second:,.0f}",
                 f"{row.images_per_second_separate:,.0f}",
+                f"{row.times_plain:.2f}",
             )
         console.print(table)
         if len(self.at_tasks) > 1:
@@ -117,6 +124,9 @@ def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], Non
     """Run the benchmark. ``report`` is called with the name of each phase."""
     settings = {"memory_size": size.memory, "epochs": size.epochs} | settings
     images = made_up_images(size.images)
+    More.Config.parse(settings)  # a typo is told here, not by a process
+    report("first step of a process")
+    first = first_step(settings)
     learner = More(More.Config.parse(settings))
     report("matrix products")
     rate = matrix_rate(learner.device, learner.dtype)
@@ -137,6 +147,7 @@ def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], Non
     result = Bench(
         **place_of(learner),
         settings=learner.config.record(),
+        first_step_seconds=first,
         matrix_tflops=rate / 1e12,
         training_images_per_second=speed,
         training_gflop_per_image=flop / 1e9,
@@ -191,6 +202,7 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
     learner.captured = captured
     together, separate = answers(one, size.repeats)
     batch, batch_separate = answers(many, max(1, size.repeats // 5))
+    times_plain = against_timm(learner, np.resize(images, (size.batch, *images.shape[1:])), max(1, size.repeats // 5))
     before = dict(learner.seconds)
     learner.learn_task(images, [f"new{i % CLASSES_PER_TASK}" for i in range(len(images))])
     return AtTasks(
@@ -203,7 +215,27 @@ def _at_tasks(settings: dict[str, Any], size: SpeedSize, images: np.ndarray, tas
         latency_separate=separate,
         images_per_second=size.batch / batch,
         images_per_second_separate=size.batch / batch_separate,
+        times_plain=times_plain,
     )
+
+
+def against_timm(learner: More, images: np.ndarray, repeats: int) -> float:
+    """Time of ``learner.predict(images)``, as a multiple of that of as many plain passes as it has networks.
+
+    A plain pass is the forward of timm's unchanged ViT in the learner's precision, on as many images of its input size
+    that are on the device already, in the same batches.
+    """
+    vit, side = copy.deepcopy(learner.backbone.vit).to(learner.device, learner.dtype), learner.backbone.input.size
+    pixels = torch.randn(len(images), 3, side, side, device=learner.device).to(learner.dtype)
+
+    @torch.no_grad()
+    def plain() -> None:
+        for _ in learner.networks():
+            for part in pixels.split(learner.eval_batch_size):
+                vit(part)
+
+    predict, passes = in_turn([lambda: learner.predict(images), plain], learner.device, repeats)
+    return predict / passes
 
 
 def training_flop(learner: More) -> float:

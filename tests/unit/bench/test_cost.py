@@ -103,8 +103,7 @@ def test_the_last_task_starts_from_the_same_state_every_time() -> None:
 
 def test_memory_kept_by_a_method(all_costs: dict[str, MethodCost]) -> None:
     joint, finetune = all_costs["joint"], all_costs["finetune"]
-    dim = 192
-    head = 2 * (dim + 1) * 4  # two classes
+    head = 2 * (tiny.DIM + 1) * 4  # two classes
     assert finetune.growth("kept") == head
     assert joint.growth("kept") == head + 16 * (32 * 32 * 3 + 8)  # every image and its class
     assert [task.allocated for task in joint.after_task] == [None] * 3  # a CPU does not count its memory

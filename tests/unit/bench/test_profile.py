@@ -56,8 +56,8 @@ def test_the_profile_is_of_one_training_step(monkeypatch: pytest.MonkeyPatch) ->
     result = profile.measure({}, SIZE, told.append)
     assert told[:2] == ["task 1 of 2", "task 2 of 2"]
     calls = {kernel.name: kernel.calls for kernel in result.kernels}
-    # six blocks: qkv, projection, two in the MLP, two per adapter; separate queries in the last block; the head
-    assert calls["aten::addmm"] == 6 * (4 + 4) + 2
+    # per block: qkv, projection, two in the MLP, two per adapter; separate queries in the last block; the head
+    assert calls["aten::addmm"] == tiny.DEPTH * (4 + 4) + 2
     assert starts == [0]  # not in the back-update, which has as many epochs
     assert result.images == 8 + 8
     busy = sum(kernel.microseconds for kernel in result.groups)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder
 from morecl.classifier.store import DETAILS, HELD, MODEL, VERSIONS
 from morecl.errors import InputError
@@ -17,7 +18,7 @@ from morecl.files import sealed
 
 
 def classifier(*kinds: int) -> Classifier:
-    made = Classifier(tiny.create("morerp", memory_size=20))
+    made = Classifier(tiny.create("morerp", memory_size=20, backbone=SHIPPED))
     for kind in kinds:
         made.learn(list(tiny.pictures(kind, 12)), [f"k{kind}"] * 12)
     return made

@@ -41,7 +41,7 @@ def test_a_model_that_was_saved_without_precision_matrices_gets_them(learner: Mo
 def test_a_model_that_was_saved_with_whole_precision_matrices_is_the_same(learner: More) -> None:
     state = {key: value.clone() for key, value in learner.state().items()}
     for k, net in enumerate(learner.tasks):
-        assert state[f"model.tasks.{k}.precision"].shape == (192 * 193 // 2,)
+        assert state[f"model.tasks.{k}.precision"].shape == (tiny.DIM * (tiny.DIM + 1) // 2,)
         state[f"model.tasks.{k}.precision"] = net.precision.clone()
     restored = tiny.create("more")
     restored.restore(learner.classes, learner.task_sizes, state)
@@ -54,4 +54,4 @@ def test_precision_matrices_are_those_of_the_covariances(learner: More) -> None:
 
 
 def test_precision_matrices_are_not_counted(learner: More) -> None:
-    assert learner.entries()["statistics"] == 4 * 192 + 2 * 192 * 192
+    assert learner.entries()["statistics"] == 4 * tiny.DIM + 2 * tiny.DIM * tiny.DIM

@@ -96,7 +96,7 @@ def test_the_second_task_keeps_what_layers_said_of_the_first() -> None:
     assert moved.norm() > 1e-2  # it did learn
     assert (moved @ mean + shift).abs().max() < 1e-3 * moved.norm() * mean.norm()
     for name, layer in layers.items():
-        for place in (0, 11):
+        for place in (0, 2 * tiny.DEPTH - 1):
             moved, shift = (p.detach()[place] - then[place] for p, then in zip(layer, before[name], strict=True))
             position = inputs[name][place][0, 0]  # of the class token
             assert moved.norm() > 1e-5
@@ -109,9 +109,9 @@ def test_the_first_task_is_learned_freely() -> None:
     one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
     assert any(not torch.equal(a, b) for a, b in zip(norms, one.norms.parameters(), strict=True))
     assert {name: tuple(p.P.shape) for name, p in one.projectors.items()} == {
-        "fc1": (12, 193, 193),
-        "fc2": (12, 5, 5),
-        "head": (1, 193, 193),
+        "fc1": (2 * tiny.DEPTH, tiny.DIM + 1, tiny.DIM + 1),
+        "fc2": (2 * tiny.DEPTH, 5, 5),
+        "head": (1, tiny.DIM + 1, tiny.DIM + 1),
     }
     assert all((p.P.diagonal(dim1=1, dim2=2) < 1).any(1).all() for p in one.projectors.values())
     assert len(one.memory) == 0
@@ -128,10 +128,10 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
     before = one._features(x).detach()
     assert torch.allclose(means["head"][0][0], before, atol=1e-6)
     for name, weight in (("fc1", one.adapters.w1), ("fc2", one.adapters.w2)):
-        for place in (0, 5, 11):
+        for place in (0, 3, 2 * tiny.DEPTH - 1):
             # a change of the weight at right angles to all of the layer's inputs changes nothing
             X = means[name][place][0].double()  # (L, in); behind the last attention the class token alone
-            assert len(X) == (1 if place >= 10 else 5)
+            assert len(X) == (1 if place >= 2 * tiny.DEPTH - 2 else 5)
             change = random(weight.shape[1], weight.shape[2], seed=place)
             free = change - change @ torch.linalg.pinv(X) @ X
             for delta, same in ((free, True), (change, False)):
@@ -144,7 +144,7 @@ def test_mean_inputs_are_those_the_layers_see() -> None:
 
 def test_batches_that_go_through_the_network_together_are_stored_each_with_its_own_mean() -> None:
     one = learner(batch_size=3, alpha=0.7, alpha_decay=0.2, eval_batch_size=6)
-    expected = torch.eye(193, dtype=torch.float64)
+    expected = torch.eye(tiny.DIM + 1, dtype=torch.float64)
     for k in range(2):  # what the first task stored stays
         images, labels = tiny.task([2 * k, 2 * k + 1], [2 * k, 2 * k + 1], 4)
         one.learn_task(images, labels)  # 8 images: two batches at once, then one of two images

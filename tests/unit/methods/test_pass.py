@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.methods import tools
 from morecl.methods.base import TaskData
 from morecl.methods.pass_ import Pass, rotated
@@ -125,7 +126,7 @@ def test_augmented_prototypes_train_the_head() -> None:
 def test_features_are_held_by_distillation() -> None:
     moved = []
     for weight in (0.0, 10.0):
-        one = learner(kd_weight=weight, proto_weight=0.0, epochs=2)
+        one = learner(kd_weight=weight, proto_weight=0.0, epochs=2, backbone=SHIPPED)
         one.learn_task(*FIRST)
         before = one.features(SECOND[0])
         one.learn_task(*SECOND)

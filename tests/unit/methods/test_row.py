@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from morecl.catalogue import SHIPPED
 from morecl.methods import tools
 from morecl.methods.row import Row, RowRule, _half_own
 from morecl.progress import EpochDone
@@ -46,7 +47,7 @@ def heads(one: Row, kind: str) -> list[torch.Tensor]:
 def test_two_heads_per_task_of_which_one_has_an_ood_output(taught: Row) -> None:
     assert [net.head.out_features for net in taught.tasks] == [3, 4, 2]
     assert [net.wp_head.out_features for net in taught.tasks] == [2, 3, 1]
-    assert taught.entries()["heads"] == (192 + 1) * (3 + 4 + 2 + 2 + 3 + 1)
+    assert taught.entries()["heads"] == (tiny.DIM + 1) * (3 + 4 + 2 + 2 + 3 + 1)
 
 
 def test_the_first_task_needs_no_fine_tuning() -> None:
@@ -92,7 +93,7 @@ def test_all_ood_heads_are_refreshed_and_only_the_newest_wp_head(taught: Row) ->
 
 def test_an_ood_head_learns_to_reject_what_came_later() -> None:
     """The first head's ood output, before and after the second task, on that task's images."""
-    one = learner(ood_epochs=20, lr=0.02)
+    one = learner(ood_epochs=20, lr=0.02, backbone=SHIPPED)
     one.learn_task(*FIRST)
     z = torch.from_numpy(one.features(SECOND[0], task=0))
     own = torch.from_numpy(one.features(FIRST[0], task=0))
@@ -161,7 +162,7 @@ def test_scores_are_the_product_of_both_heads_and_the_coefficient(taught: Row) -
         of_class = [train[[label == name for label in labels]] for name in taught.classes[first : first + size]]
         means = [x.mean(0) for x in of_class]
         covariance = np.mean([np.cov(x.T, bias=True) for x in of_class], 0)
-        precision = np.linalg.inv(0.8 * covariance + 0.2 * np.eye(192))
+        precision = np.linalg.inv(0.8 * covariance + 0.2 * np.eye(tiny.DIM))
         with torch.no_grad():
             within, ood = (head(torch.from_numpy(z)).double().numpy() for head in (net.wp_head, net.head))
         for i, x in enumerate(z.astype(float)):

@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from morecl.nn.backbone import load_backbone
 from morecl.nn.gelu import Gelu, gelu
 from morecl.nn.network import AdaptedViT
 from morecl.random import generator
+from preloaded import preloaded
 
 HERE = os.path.dirname(__file__)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -124,18 +126,28 @@ def small() -> VisionTransformer:
     return vit.requires_grad_(False)
 
 
-def interpreted(program: str) -> None:
-    """Run in Triton's interpreter, which must be enabled before the kernels are defined. It does not know bfloat16."""
-    start = f"import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {HERE!r})\nfrom test_kernels import *\n"
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", start + program + '\nprint("checked")'], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "checked", done.stderr
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    """Runs a program in Triton's interpreter, which must be enabled before the kernels are defined.
+
+    It does not know bfloat16.
+    """
+
+    paths = os.pathsep.join([HERE, *sys.path])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    with preloaded(tmp_path_factory.mktemp("interpreter"), environment) as commands:
+
+        def run(program: str) -> None:
+            whole = ["from test_kernels import *", program, 'print("checked")']
+            command = [commands / "python", "-c", "\n".join(whole)]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            assert done.stdout.strip() == "checked", done.stderr
+
+        yield run
 
 
 @needs_triton
-def test_the_trunk_in_kernels_is_that_of_float64() -> None:
+def test_the_trunk_in_kernels_is_that_of_float64(interpreted: Callable[[str], None]) -> None:
     interpreted("""
 for shape in SHAPES:
     check_float32(shape, "cpu")
@@ -144,7 +156,7 @@ check_half(SHAPES[0], torch.float16, "cpu", MARGIN)
 
 
 @needs_triton
-def test_without_gradients_nothing_is_saved_and_the_features_are_the_same() -> None:
+def test_without_gradients_nothing_is_saved_and_the_features_are_the_same(interpreted: Callable[[str], None]) -> None:
     interpreted("""
 adapted = AdaptedViT(small(), kernels=True)
 adapters, norms = adapted.new_adapters(16), adapted.new_norms()
@@ -164,7 +176,7 @@ assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU
 
 
 @needs_triton
-def test_a_network_passes_to_the_kernels_what_they_need() -> None:
+def test_a_network_passes_to_the_kernels_what_they_need(interpreted: Callable[[str], None]) -> None:
     """With gradients of everything, or of the tokens, norms or adapters only."""
     interpreted("""
 fused.supports_batch = lambda x, adapters: True
@@ -189,7 +201,7 @@ for learning in (groups, groups[:1], groups[1:2], groups[2:]):
 
 
 @needs_triton
-def test_many_tokens_are_summed_part_by_part() -> None:
+def test_many_tokens_are_summed_part_by_part(interpreted: Callable[[str], None]) -> None:
     """More tokens than in the networks above: several parts, the last one not full."""
     interpreted("""
 from morecl.nn.kernels import adapter, norm
@@ -218,7 +230,7 @@ close(dw2.view(dim, k), d.T @ r), close(dw1.view(k, dim), p.T @ y), close(db2, d
 
 
 @needs_triton
-def test_padding_tokens_do_not_count_even_if_all_logits_are_low() -> None:
+def test_padding_tokens_do_not_count_even_if_all_logits_are_low(interpreted: Callable[[str], None]) -> None:
     """All logits are far below zero, so a padding key of zeros would win the softmax."""
     interpreted("""
 from morecl.nn.kernels import attention, class_token
@@ -244,7 +256,7 @@ assert dkv.isfinite().all()
 
 
 @needs_triton
-def test_memory_layout_does_not_matter() -> None:
+def test_memory_layout_does_not_matter(interpreted: Callable[[str], None]) -> None:
     """Folded adapters are transposed, gradients of sums are expanded, tokens may be a view of a larger tensor."""
     interpreted("""
 adapted = AdaptedViT(small(), kernels=True)

@@ -1,0 +1,43 @@
+"""How long a new process takes until it has made a training step: imports, backbone, compilation, the step itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from morecl.bench.common import CLASSES_PER_TASK, made_up_images
+from morecl.methods.more import More
+from morecl.progress import EpochDone
+
+PROGRAM = "from morecl.bench.start import main; main()"
+DONE = "stepped"
+
+
+def first_step(settings: Mapping[str, Any]) -> float:
+    """Seconds from the start of a process to the end of its first training step with MORE."""
+    started = time.perf_counter()
+    command = [sys.executable, "-c", PROGRAM, json.dumps(dict(settings))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        said = process.stdout.readline().strip()
+        took = time.perf_counter() - started
+        if said != DONE:
+            raise RuntimeError(f"a process that should make one training step ended without:\n{process.stderr.read()}")
+    return took
+
+
+def main() -> None:
+    """One step of one batch; the settings are the argument."""
+    learner = More(More.Config.parse(json.loads(sys.argv[1])))
+    count = learner.config.batch_size
+
+    def stop(event: EpochDone) -> None:
+        print(DONE, flush=True)
+        os._exit(0)
+
+    learner.learn_task(made_up_images(count), [i % CLASSES_PER_TASK for i in range(count)], stop)
