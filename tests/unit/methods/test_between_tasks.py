@@ -273,9 +273,15 @@ def test_a_network_without_classes_is_never_asked(method: str, load: Callable[[s
     for label in ("c", "e", "d"):
         learner.forget(label)
     asked: set[str] = set()
-    embed = learner.embed
+    embed, embed_rows = learner.embed, learner.embed_rows
+
+    def rows_of(tokens: Any, rows: torch.Tensor, networks: torch.Tensor) -> torch.Tensor:
+        asked.update(str(k) for k in networks.tolist())
+        return embed_rows(tokens, rows, networks)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learner, "embed", lambda tokens, name: (asked.add(name), embed(tokens, name))[1])
+        patch.setattr(learner, "embed_rows", rows_of)
         patch.setattr(learner, "embed_all", lambda tokens: pytest.fail("all networks were asked"))
         for images in (TEST, TEST[:1]):
             assert set(learner.predict(images).labels) <= set("abfg")
