@@ -261,8 +261,7 @@ class Classifier:
         used = capacity.taken(self.learner)
         return Info(
             method=self.learner.name,
-            backbone=self.learner.backbone.architecture
-            or Path(self.learner.backbone.name).name,  # no folder
+            backbone=self.learner.backbone.architecture or Path(self.learner.backbone.name).name,  # no folder
             image_size=self.learner.backbone.input.size,
             tasks=len(self.learner.task_sizes),
             classes=tuple(
