@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import morecl
 from morecl.bench import start
 
 SETTINGS = {"device": "cpu", "image_size": 8, "bottleneck": 4, "batch_size": 8}
@@ -16,6 +17,7 @@ SETTINGS = {"device": "cpu", "image_size": 8, "bottleneck": 4, "batch_size": 8}
 @pytest.fixture(autouse=True)
 def _quick_python(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(commands / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(morecl.__file__).parents[1]))  # as the process that has the imports
 
 
 def test_it_takes_as_long_as_the_process_until_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
