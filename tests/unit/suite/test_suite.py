@@ -170,6 +170,18 @@ def test_number_list() -> None:
 # ---- packaged suites --------------------------------------------------------------------------------------------
 
 
+PAPERS_TABLES = (
+    "table-main",
+    "table-ood",
+    "table-half-memory",
+    "table-ablation",
+    "table-transfer",
+    "figure-reduction",
+    "asymmetry",
+    "svhn",
+)
+
+
 def planned(name: str) -> dict[Path, RunRequest]:
     suite = load_suite(name)
     missing = sorted({method for group in suite.runs for method in group.methods} - set(METHODS))
@@ -193,16 +205,16 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "methods", "benchmarks", "runs"),
     [
-        ("table-main", 10, 5, 250),
-        ("table-ood", 10, 5, 250),
-        ("table-half-memory", 10, 5, 250),
-        ("table-ablation", 1, 3, 60),
+        ("table-main", 10, 5, 275),
+        ("table-ood", 10, 5, 275),
+        ("table-half-memory", 10, 5, 275),
+        ("table-ablation", 1, 3, 90),
         ("table-entries", 10, 5, 50),
         ("table-frozen", 2, 3, 6),
-        ("table-transfer", 5, 2, 50),
-        ("figure-reduction", 10, 3, 150),
-        ("asymmetry", 1, 1, 10),
-        ("svhn", 3, 1, 15),
+        ("table-transfer", 5, 2, 60),
+        ("figure-reduction", 10, 3, 165),
+        ("asymmetry", 1, 1, 15),
+        ("svhn", 3, 1, 20),
         ("smoke", 20, 1, 20),
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
@@ -238,14 +250,34 @@ def test_suites_share_runs(part: str, whole: str) -> None:
 
 def test_half_memory_is_half_of_each_recipes_memory() -> None:
     suite = load_suite("table-half-memory")
-    halved = [group for group in suite.runs if group.variant == "half-memory"]
-    for group in halved:
-        for benchmark in group.benchmarks:
-            assert 2 * group.settings["memory_size"] == load_recipe(benchmark).settings["memory_size"]
-    assert sorted(b for group in halved for b in group.benchmarks) == sorted(PAPERS_FIVE)
+    for variant in ("half-memory", "half-memory-paper"):
+        halved = [group for group in suite.runs if group.variant == variant]
+        for group in halved:
+            for benchmark in group.benchmarks:
+                assert 2 * group.settings["memory_size"] == load_recipe(benchmark).settings["memory_size"]
+        assert sorted(b for group in halved for b in group.benchmarks) == sorted(PAPERS_FIVE)
     for group in suite.runs:
         for method in set(group.methods) & set(METHODS):
-            assert ("memory_size" in method_class(method).Config.model_fields) == (group.variant == "half-memory")
+            has_memory = "memory_size" in method_class(method).Config.model_fields
+            assert has_memory == str(group.variant).startswith("half-memory")
+
+
+@pytest.mark.parametrize("name", PAPERS_TABLES)
+def test_the_papers_own_more_is_in_every_table_beside_ours(name: str) -> None:
+    """On the same benchmarks and seeds, with nothing else changed."""
+    suite = load_suite(name)
+
+    def settings_of(group: Group) -> dict[str, Any]:
+        return {key: value for key, value in group.settings.items() if key != "preset"}
+
+    ours = [
+        g for g in suite.runs if "more" in g.methods and "preset" not in g.settings and "back_update" not in g.settings
+    ]
+    papers = [g for g in suite.runs if g.settings.get("preset") == "paper"]
+    assert all(group.methods == ["more"] for group in papers)
+    assert {(b, str(settings_of(g))) for g in ours for b in g.benchmarks} == {
+        (b, str(settings_of(g))) for g in papers for b in g.benchmarks
+    }
 
 
 # ---- what counts as finished ------------------------------------------------------------------------------------
