@@ -173,7 +173,8 @@ class KernelRidge(nn.Module):
 
     def reference(self) -> Reference:
         """The part of :meth:`forward` that depends on the kept images alone; made once, until they change."""
-        kept, version = self.features, self.features._version
+        kept = self.features
+        version = -1 if kept.is_inference() else kept._version
         if self._made is None or self._made[0] is not kept or self._made[1] != version:
             images = kept.float()
             self._made = kept, version, Reference(images, images.square().sum(1))

@@ -5,7 +5,7 @@ time should hardly grow: after 20 and after 100 tasks at most :data:`LIMIT` time
 kernel, with the images learned: here :data:`KEPT_PER_TASK` of them per task.
 
 Learners are grown without training. Their adapters and masks are random, about half of the neurons open. MORE-RP's
-classifier is random as well, but made so that the images spread over all networks: that is its most expensive case.
+classifier is made so that the images spread over all networks: that is its most expensive case.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def spread(learner: Morerp, images: Any) -> None:
     rows = torch.arange(kept, device=z.device) % len(z)
     noise = 0.1 * ridge.scale.float() * torch.randn(kept, z.shape[1], generator=draw).to(z)
     ridge.add(z[rows] + noise, torch.arange(kept, device=z.device) % ridge.classes)
-    ridge.dual = torch.randn(kept, ridge.classes, generator=draw).to(z)
+    own = torch.arange(ridge.classes, device=z.device) == ridge.columns[:, None]
+    ridge.dual = own.to(z)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +23,16 @@ def first_step(settings: Mapping[str, Any]) -> float:
     """Seconds from the start of a process to the end of its first training step with MORE."""
     started = time.perf_counter()
     command = [sys.executable, "-c", PROGRAM, json.dumps(dict(settings))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        said = process.stdout.readline().strip()
-        took = time.perf_counter() - started
-        if said != DONE:
-            raise RuntimeError(f"a process that should make one training step ended without:\n{process.stderr.read()}")
-    return took
+    with (
+        tempfile.TemporaryFile("w+") as errors,  # no pipe: nobody reads it meanwhile
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == DONE:
+                return time.perf_counter() - started
+        errors.seek(0)
+        raise RuntimeError(f"a process that should make one training step ended without:\n{errors.read()}")
 
 
 def main() -> None:

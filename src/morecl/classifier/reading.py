@@ -58,7 +58,7 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
     if available is None or needed <= HELD_SHARE * available:
         room = np.empty(shape, np.uint8)
     else:
-        room = _on_disk(shape, needed, available)
+        room = _on_disk(shape, needed)
 
     def one(index: int) -> str | None:
         try:
@@ -68,7 +68,10 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
         except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
             return _reason(error)
         if isinstance(room, PixelFile):
-            room.write(index, np.ascontiguousarray(square))
+            try:
+                room.write(index, np.ascontiguousarray(square))
+            except OSError as error:
+                raise _no_room(shape, error) from error
         else:
             room[index] = square[0]
         return None
@@ -86,7 +89,7 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
     return Read(some(found, positions) if broken else found, positions, problems)
 
 
-def _on_disk(shape: tuple[int, ...], needed: int, available: int) -> PixelFile:
+def _on_disk(shape: tuple[int, ...], needed: int) -> PixelFile:
     """Room for images where decoded ones are kept, beside the cache's entries."""
     root = cache_root()
     try:
@@ -97,12 +100,17 @@ def _on_disk(shape: tuple[int, ...], needed: int, available: int) -> PixelFile:
         room = PixelFile(tempfile.TemporaryFile(dir=root, buffering=0), shape)  # noqa: SIM115 (closed with the last reader)
         room.allocate()
     except OSError as error:
-        raise InputError(
-            f"{shape[0]} images at {shape[1]} x {shape[1]} pixels need {needed / 1e9:.1f} GB. Memory: "
-            f"{available / 1e9:.1f} GB are available. Disk ({root}): {error.strerror or error}. Teach fewer at a time, "
-            "or name a folder on a larger disk with MORECL_CACHE"
-        ) from error
+        raise _no_room(shape, error) from error
     return room
+
+
+def _no_room(shape: tuple[int, ...], error: OSError) -> InputError:
+    count, side = shape[:2]
+    return InputError(
+        f"{count} images at {side} x {side} pixels need {count * side * side * 3 / 1e9:.1f} GB, more than "
+        f"{HELD_SHARE:.0%} of the memory that is available, and the disk has no room for them ({cache_root()}: "
+        f"{error.strerror or error}). Teach fewer at a time, or name a folder on a larger disk with MORECL_CACHE"
+    )
 
 
 def batches(images: Iterable[Any], size: int, side: int) -> Iterator[tuple[list[Any], Read]]:

@@ -37,7 +37,7 @@ from morecl.memory import ReplayMemory
 from morecl.methods.between_tasks import BetweenTasks
 from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
-from morecl.nn.capture import SIZES, Replayed
+from morecl.nn.capture import SIZES, Replayed, filled_up
 from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
@@ -236,7 +236,7 @@ class Learner(BetweenTasks, ABC):
 
     def output(self, images: ImageArray, *, few: bool = True) -> Output:
         """Scores of images (N, H, W, 3), on any device. ``few``: see :class:`Features`."""
-        run = self._for_few(len(images)) if few and self._replays(len(images)) else None
+        run = self._for_few(filled_up(len(images))) if few and self._replays(len(images)) else None
         if run is None:
             return self.answer(Features(self, self.prepare(images), few=few))
         replayed = self._derived.setdefault("replayed", Replayed(self.device))

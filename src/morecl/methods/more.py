@@ -330,7 +330,8 @@ class More(ReplayLearner):
     def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
         if "few" not in self._derived:
             fits = self.few_images.bytes_for(self) <= FOLDED_BYTES
-            self._derived["few"] = self.few_images(self) if fits else None
+            made = self.few_images(self) if fits else None
+            self._derived.setdefault("few", made)  # another thread may have been first: all must use the same
         few: FewImages | None = self._derived["few"]
         if few is None or count * few.networks > self.eval_batch_size:
             return None

@@ -85,6 +85,11 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def filled_up(count: int) -> int:
+    """The smallest of :data:`SIZES` that takes ``count`` images."""
+    return next(size for size in SIZES if size >= count)
+
+
 class Replayed:
     """Answers for a few images at a time, from the second call with images of the same shape on as a CUDA graph.
 
@@ -109,8 +114,9 @@ class Replayed:
         ``run``, which must fulfil what :class:`CapturedStep` asks of a step.
         """
         count = len(images)
-        with self._turn, torch.no_grad():
-            shape = (next(size for size in SIZES if size >= count), *images.shape[1:])
+        # what a graph reads and writes must be ordinary tensors, or a call outside of inference mode could not use it
+        with self._turn, torch.inference_mode(False), torch.no_grad():
+            shape = (filled_up(count), *images.shape[1:])
             graph = self._graphs.get(shape)
             if graph is None:
                 filled = torch.empty(shape, dtype=torch.uint8)

@@ -51,7 +51,7 @@ if AVAILABLE:
 MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memory
 
 # Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
-# compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md and the records there.
+# compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md.
 STEP_TIMES = {
     (192, 64): (4.75, 6.7),
     (192, 128): (5.44, 6.89),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,28 @@ def test_few_are_answered_as_many_are(kind: str, monkeypatch: pytest.MonkeyPatch
         for count in (1, 6):
             assert_equal(of_few(learner, images(count)), usual(learner, images(count)), 1e-4)
         assert learner._derived["few"].among == learner.rule.remaining().nonzero()[:, 0].tolist()
+
+
+def test_threads_that_are_first_use_the_same_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph holds the addresses of what it was captured with: the others' would be freed."""
+    learner = taught("more", monkeypatch)
+    learner._derived.clear()
+    used: list[object] = []
+
+    class Slow(few.FewImages):
+        def __init__(self, of: Any):
+            super().__init__(of)
+            together.wait()
+
+        def __call__(self, of: Any, x: torch.Tensor) -> Any:
+            used.append(self)
+            return super().__call__(of, x)
+
+    together = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(type(learner), "few_images", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: learner._for_few(1)(torch.from_numpy(images(1))), range(2)))
+    assert len(used) == 2 and used[0] is used[1] is learner._derived["few"]
 
 
 def test_each_image_has_its_own_networks(monkeypatch: pytest.MonkeyPatch) -> None:

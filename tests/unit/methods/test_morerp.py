@@ -105,6 +105,14 @@ def test_a_true_class_that_was_not_asked_leaves_the_confidence_alone(ours: Any) 
     assert confidence.mean() > 0.5
 
 
+def test_a_model_loaded_in_inference_mode_answers(ours: Any, tmp_path: Path) -> None:
+    asking(ours, 3, weight=1.0).save(tmp_path / "model")
+    with torch.inference_mode():
+        loaded = morecl.load(tmp_path / "model")
+        loaded.scores(images())
+    assert loaded.predict(images()).labels == asking(ours, 3, weight=loaded.rule.weight).predict(images()).labels
+
+
 def test_asking_all_or_enough_networks_is_the_same(ours: Any) -> None:
     enough = asking(ours, len(STREAM)).scores(images())
     assert np.array_equal(enough, asking(ours, None).scores(images()))

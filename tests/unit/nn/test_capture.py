@@ -106,6 +106,15 @@ def test_no_more_shapes_are_kept_than_fit_and_the_one_used_last_stays(rehearsed:
     assert len(rehearsed) == captured
 
 
+def test_what_was_captured_in_inference_mode_works_outside(rehearsed: list[Rehearsal]) -> None:
+    replayed = Replayed(CPU)
+    with torch.inference_mode():
+        for seed in range(3):
+            replayed(sums, images(1, seed=seed))
+    assert len(rehearsed) == 1
+    assert np.array_equal(replayed(sums, images(1, seed=4)), expected(images(1, seed=4)))
+
+
 def test_what_cannot_be_captured_is_computed_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
