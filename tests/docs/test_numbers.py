@@ -1,4 +1,4 @@
-"""Numbers in the overview of the methods and in the results' summary are means of the committed records."""
+"""Numbers in the overview of the methods and in the results' summaries are means of the committed records."""
 
 from __future__ import annotations
 
@@ -35,10 +35,59 @@ def test_the_overview_has_the_means_of_the_records(records: dict[str, list[Recor
         assert [float(cell) for cell in cells] == pytest.approx(averages(records[name], "aca", "iauc"), abs=0.0051)
 
 
-def test_the_summary_of_the_results_has_the_means_of_the_records(records: dict[str, list[Record]]) -> None:
-    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+def test_the_summary_of_all_methods_has_the_means_of_the_records(records: dict[str, list[Record]]) -> None:
+    text = (ROOT / "results" / "all-methods" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w+-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     assert {TITLES[title] for title, *_ in rows} == {name for name in METHODS if records[name]} - {"single"}
     for title, *cells in rows:
         expected = averages(records[TITLES[title]], "aca", "aia", "iauc")
         assert [float(cell) for cell in cells] == pytest.approx(expected, abs=0.0051)
+
+
+BENCHMARKS = ("cifar10-5t", "cifar100-10t", "cifar100-20t")
+
+
+def table(text: str, head: str) -> list[list[str]]:
+    """The rows of the first table whose head contains ``head``."""
+    lines = text.partition(head)[2].splitlines()[2:]
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines[: lines.index("")]]
+    assert rows
+    return rows
+
+
+def of_frontier(title: str, benchmark: str) -> list[Record]:
+    name = {"joint training": "joint"}.get(title.partition(",")[0], TITLES.get(title, ""))
+    return [read_record(path) for path in (ROOT / "results" / "frontier" / benchmark / name).glob("*/result.json")]
+
+
+@pytest.mark.parametrize(
+    ("file", "metrics", "close"),
+    [("README.md", ("aca", "iauc"), 0.051), ("frontier/README.md", ("aca", "aia", "iauc"), 0.0051)],
+)
+def test_the_table_of_strong_features_has_the_means_of_the_records(
+    file: str, metrics: tuple[str, ...], close: float
+) -> None:
+    found = set()
+    for title, *cells in table((ROOT / "results" / file).read_text(encoding="utf-8"), "| | CIFAR10-5T: ACA"):
+        for benchmark, cell in zip(BENCHMARKS, cells, strict=True):
+            own = of_frontier(title, benchmark)
+            assert (len(own) == 3) == (cell != "-"), (title, benchmark)
+            if own:
+                expected = [mean(getattr(record.metrics, metric) for record in own) for metric in metrics]
+                numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
+                assert numbers == pytest.approx(expected, abs=close), (title, benchmark)
+                found.add((own[0].method, benchmark))
+    folders = (ROOT / "results" / "frontier").glob("*/*/")
+    assert found == {(folder.name, folder.parent.name) for folder in folders}
+
+
+def test_the_row_of_digits_has_the_numbers_of_the_records() -> None:
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    head = next(line for line in text.splitlines() if line.startswith("| | MORE-RP | SLDA"))
+    names = [cell.strip() for cell in head.strip("|").split("|")[1:]]
+    (row,) = table(text, head)
+    for titles, cell in zip(names, row[1:], strict=True):
+        for title in titles.split(", "):
+            path = ROOT / "results" / "smoke-digits" / TITLES.get(title, title)
+            (record,) = [read_record(file) for file in path.rglob("result.json")]
+            assert float(cell) == pytest.approx(record.metrics.aca, abs=0.051), title
