@@ -27,25 +27,24 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import morecl
 from morecl.errors import InputError
 from morecl.files import atomic_path
-from morecl.gaussian import MIN_DISTANCE
 from morecl.images import ImageArray
 from morecl.kernel_ridge import KernelRidge, gaussian_kernel
 from morecl.labels import encode
 from morecl.methods.base import Learner
-from morecl.methods.more import More, MoreRule, MoreTask
+from morecl.methods.more import More, MoreRule
+from morecl.methods.more_rule import Heads
 from morecl.methods.morerp import NOT_ASKED, MorerpRule, combine
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
@@ -229,7 +228,8 @@ class _Graph(nn.Module):
             torch.stack([part.bias.detach() for part in norms], 1),
         )
         self.adapters = learner._folded(learner.tasks)
-        self.heads = _Heads.of(learner.tasks, learner.task_sizes)
+        with torch.no_grad():
+            self.heads = Heads.of(learner.tasks, range(len(learner.tasks)))
         self.answer = _RULES[type(learner.rule)]
 
     def constant_bytes(self) -> int:
@@ -264,70 +264,37 @@ class _Graph(nn.Module):
         return features.view(tasks, -1, 2 * self.network.dim)
 
 
-class _Heads(NamedTuple):
-    """What MORE's tasks own besides their networks, stacked: G tasks, padded to the M classes of the largest.
-
-    Padding takes no part: its head output has probability 0, its mean repeats that of the task's first class.
-    """
-
-    weight: Tensor  # (G, D, M + 1) float64, the *ood* output first
-    bias: Tensor  # (G, 1, M + 1)
-    means: Tensor  # (G, 1, M, D)
-    precision: Tensor  # (G, D, D)
-    places: Tensor  # (C,) of each class in G x M
-
-    @classmethod
-    def of(cls, tasks: Sequence[MoreTask], sizes: Sequence[int]) -> _Heads:
-        most = max(sizes)
-        weights, biases, means = [], [], []
-        for net, size in zip(tasks, sizes, strict=True):
-            weight, bias = (part.detach().double().roll(1, 0) for part in (net.head.weight, net.head.bias))
-            weights.append(F.pad(weight, (0, 0, 0, most - size)).mT)
-            biases.append(F.pad(bias, (0, most - size), value=-torch.inf)[None])
-            means.append(net.means[[*range(size), *[0] * (most - size)]][None])
-        places = torch.tensor([k * most + i for k, size in enumerate(sizes) for i in range(size)])
-        precisions = torch.stack([net.precision for net in tasks])
-        return cls(torch.stack(weights), torch.stack(biases), torch.stack(means), precisions, places)
+Answer = Callable[[Any, Heads, Tensor], tuple[Tensor, Tensor]]
 
 
-Answer = Callable[[Any, _Heads, Tensor], tuple[Tensor, Tensor]]
-
-
-def _more(rule: MoreRule, heads: _Heads, features: Tensor) -> tuple[Tensor, Tensor]:
+def _more(rule: MoreRule, heads: Heads, features: Tensor) -> tuple[Tensor, Tensor]:
     """:class:`MoreRule`: scores (N, C) and how well known (N,), float64, from features (G, N, 2 D)."""
     scores = _without_forgotten(rule, _more_scores(rule, heads, features))
     return scores, scores.amax(1)
 
 
-def _morerp(rule: MorerpRule, heads: _Heads, features: Tensor) -> tuple[Tensor, Tensor]:
+def _morerp(rule: MorerpRule, heads: Heads, features: Tensor) -> tuple[Tensor, Tensor]:
     """:class:`MorerpRule`: scores (N, C) and how well known (N,), float64, from features (G, N, 2 D)."""
     outputs = _ridge_outputs(rule, features[int(rule.source)])  # (N, C)
     ridge = (float(rule.ridge.sharpness) * outputs).log_softmax(1)
     scores = _more_scores(rule, heads, features).clamp(min=torch.finfo(torch.float64).tiny).log()
     if rule.asked is not None and rule.asked < len(rule.sizes):
         chosen = _task_probabilities(rule, ridge).topk(rule.asked, dim=1).indices  # (N, asked)
-        asked = (chosen[:, :, None] == _owners(rule.sizes)).any(1)  # (N, C)
+        asked = (chosen[:, :, None] == rule.task_of).any(1)  # (N, C)
         scores = torch.where(asked, scores, NOT_ASKED)
     scores = _without_forgotten(rule, scores)
     known = scores.amax(1) + rule.known_weight * outputs.amax(1)
-    own = _owners(rule.sizes) == torch.arange(len(rule.sizes))[:, None]  # (G, C)
-    of_tasks = torch.where(own, scores[:, None], LOWEST).amax(2)
+    of_tasks = torch.where(_own(rule), scores[:, None], LOWEST).amax(2)
     return _without_forgotten(rule, combine(scores, ridge, rule.weight, of_tasks)), known
 
 
 _RULES: dict[type, Answer] = {MoreRule: _more, MorerpRule: _morerp}
 
 
-def _more_scores(rule: MoreRule, heads: _Heads, features: Tensor) -> Tensor:
-    """Eq. 7: :meth:`MoreRule._of_task` of all tasks at once, side by side: (G, N, 2 D) -> (N, C)."""
-    z = features[..., : heads.weight.shape[1]].double()  # (G, N, D)
-    p = ((z @ heads.weight + heads.bias) / rule.temperature).softmax(-1)[..., 1:]  # (G, N, M)
-    if rule.c is not None:
-        apart = (z[:, :, None] - heads.means).flatten(1, 2)  # (G, N M, D)
-        squares = ((apart @ heads.precision) * apart).sum(-1).view_as(p)
-        distance = squares.clamp(min=0).sqrt().amin(-1, keepdim=True)  # (G, N, 1)
-        p = p * (rule.c / distance.clamp(min=MIN_DISTANCE))
-    return p.transpose(0, 1).flatten(1).index_select(1, heads.places)
+def _more_scores(rule: MoreRule, heads: Heads, features: Tensor) -> Tensor:
+    """Eq. 7 of all tasks, side by side: (G, N, 2 D) -> (N, C)."""
+    _, scores = rule._of_tasks(heads, features[..., : heads.weight.shape[1]])
+    return heads.in_columns(scores.transpose(0, 1), 0.0)
 
 
 def _ridge_outputs(rule: MorerpRule, features: Tensor) -> Tensor:
@@ -341,15 +308,14 @@ def _ridge_outputs(rule: MorerpRule, features: Tensor) -> Tensor:
     return _without_forgotten(rule, outputs.double())
 
 
-def _owners(sizes: Sequence[int]) -> Tensor:
-    """The task of each class: (C,)."""
-    return torch.tensor([task for task, size in enumerate(sizes) for _ in range(size)])
+def _own(rule: MoreRule) -> Tensor:
+    """Whether a class belongs to a task: (G, C)."""
+    return rule.task_of == torch.arange(len(rule.sizes), device=rule.task_of.device)[:, None]
 
 
 def _task_probabilities(rule: MorerpRule, ridge: Tensor) -> Tensor:
     """Logarithm of each task's share in the ridge classifier's probabilities: (N, C) -> (N, G)."""
-    own = _owners(rule.sizes) == torch.arange(len(rule.sizes))[:, None]  # (G, C)
-    return torch.where(own, ridge[:, None], LOWEST).logsumexp(2)
+    return torch.where(_own(rule), ridge[:, None], LOWEST).logsumexp(2)
 
 
 def _decided(rule: Rule, features: Features) -> Tensor:

@@ -161,8 +161,8 @@ def grown(method: str, config: Any, tasks: int, backbone: Backbone | None = None
 
 @torch.no_grad()
 def spread(learner: Morerp, images: Any) -> None:
-    """Give the ridge classifier :data:`KEPT_PER_TASK` images of each task, and random weights under which ``images``
-    are ranked differently.
+    """Give the ridge classifier :data:`KEPT_PER_TASK` images of each task. Each of ``images`` is ranked by
+    those that are made from it.
 
     Random images look alike to a network, so their features are measured by how much they differ.
     """

@@ -226,6 +226,7 @@ def test_a_budget_of_minutes() -> None:
 
 def test_info(known: Classifier) -> None:
     info = known.info()
+    assert info.backbone == "small_vit.safetensors"  # a file: its name, not the folder of who taught the model
     assert [(c.name, c.task, c.images, c.held_back) for c in info.classes] == [
         ("ant", 1, 12, 3),
         ("bee", 1, 12, 3),

@@ -78,6 +78,17 @@ def test_nothing_stays_on_disk(files: list[Path], little_memory: None) -> None:
     assert sorted(cache_root().iterdir()) == before
 
 
+def test_a_disk_that_fills_up_meanwhile(
+    files: list[Path], little_memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reading.PixelFile, "write", full)
+    with pytest.raises(InputError, match=r"20 images at 8 x 8 .*No space left on device.*MORECL_CACHE"):
+        reading.read(files, SIDE)
+
+
 def test_neither_memory_nor_disk(files: list[Path], little_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(reading.shutil, "disk_usage", lambda path: usage(0, 0, 2_000_000_000 - 1_500_000_000))

@@ -68,8 +68,20 @@ def test_threads_that_are_first_use_the_same_networks(monkeypatch: pytest.Monkey
     together = threading.Barrier(2, timeout=60)
     monkeypatch.setattr(type(learner), "few_images", Slow)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: learner._for_few(1)(torch.from_numpy(images(1))), range(2)))
+        found = list(pool.map(learner._for_few, (1, 1)))
+    for answer in found:  # one after the other, as :class:`Replayed` does it
+        answer(torch.from_numpy(images(1)))
     assert len(used) == 2 and used[0] is used[1] is learner._derived["few"]
+
+
+def test_what_is_filled_up_counts_for_the_size_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = taught("more", monkeypatch)
+    wanted: list[int] = []
+    monkeypatch.setattr(learner, "captured", True)
+    monkeypatch.setattr(learner, "_for_few", wanted.append)  # says that there is no such way
+    for count in (1, 3, 5, 9):
+        learner.output(images(count))
+    assert wanted == [1, 4, 8]  # nine images are not few
 
 
 def test_each_image_has_its_own_networks(monkeypatch: pytest.MonkeyPatch) -> None:

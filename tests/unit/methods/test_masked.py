@@ -101,6 +101,21 @@ def test_the_ways_to_ask_each_image_under_its_own_network_agree(learner: More) -
     torch.testing.assert_close(cached.under(networks, rows), expected, **TOLERANCE)
 
 
+def test_shared_passes_are_large_on_a_gpu_unless_there_is_a_limit(
+    learner: More, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert learner._shared_pass() == learner.eval_batch_size
+    monkeypatch.setattr(learner, "device", torch.device("cuda"))
+    monkeypatch.setattr(learner, "config", learner.config.model_copy(update={"eval_batch_size": None}))
+    each = 12 * learner.network.prefix_bytes
+    assert learner._shared_pass() == masked.SHARED_BYTES // each > learner.eval_batch_size
+    monkeypatch.setattr(masked, "SHARED_BYTES", each)  # a network so large that one image fills it
+    assert learner._shared_pass() == learner.eval_batch_size
+    monkeypatch.setattr(masked, "SHARED_BYTES", 10**6 * each)
+    monkeypatch.setattr(learner, "config", learner.config.model_copy(update={"eval_batch_size": 7}))
+    assert learner._shared_pass() == learner.eval_batch_size
+
+
 def test_networks_of_different_width_share_a_pass() -> None:
     """Of the second network's adapters only one neuron is open, so fewer are left of it than of the first."""
     wide = tiny.create("more", bottleneck=40)
