@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
 
 __all__ = ["Learner", "Output", "Prediction", "TaskData", "count"]
+
+Kept = TypeVar("Kept")
 
 EVAL_BATCH_SIZE = {"cuda": 500}  # elsewhere 128
 CHECKED_IMAGES = 32  # of each learned task, whose features and scores must be finite
@@ -336,6 +338,14 @@ class Learner(BetweenTasks, ABC):
             raise InputError(f"the networks were trained with other settings: {values}")
 
     # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _kept(self, name: str, make: Callable[[], Kept], *, fits: bool) -> Kept:
+        """What ``make`` computes from what was learned: once if it ``fits``, until that changes."""
+        if self._changing or not fits:
+            return make()
+        if name not in self._derived:
+            self._derived.setdefault(name, make())  # another thread may have been first: all must use the same
+        return cast(Kept, self._derived[name])
 
     def _restore_networks(
         self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]

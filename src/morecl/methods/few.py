@@ -13,7 +13,6 @@ from torch import Tensor
 
 from morecl.kernel_ridge import KernelRidge
 from morecl.methods.more_rule import Heads
-from morecl.methods.tools import count
 from morecl.scoring import Output
 
 if TYPE_CHECKING:
@@ -32,15 +31,14 @@ class FewImages:
         self.among = [k for k, is_left in enumerate(learner.rule.remaining().tolist()) if is_left]
         self.networks = len(self.among)  # that see each image in one pass
         tasks = [learner.tasks[k] for k in self.among]
-        self.together = learner._together(tasks)
-        self.heads = Heads.of(learner.tasks, self.among)
+        self.together = learner._all_together() if len(tasks) == len(learner.tasks) else learner._together(tasks)
+        self.heads = learner._all_heads() if len(tasks) == len(learner.tasks) else Heads.of(learner.tasks, self.among)
         self._single = (tasks[0].norms, learner._adapters_of(tasks[0])) if len(tasks) == 1 else None
 
     @staticmethod
     def bytes_for(learner: More) -> int:
         """At most, on the device."""
-        adapters = len(learner.tasks) * count(learner.adapters) * learner.network.dtype.itemsize
-        return adapters + 8 * Heads.size(learner.tasks)
+        return learner._together_bytes() + 8 * Heads.size(learner.tasks)
 
     def __call__(self, learner: More, images: Tensor) -> Output:
         """Of uint8 images (N, H, W, 3) on the device."""

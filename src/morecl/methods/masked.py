@@ -10,7 +10,7 @@ it is; their norms start from those that were trained with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.config import SgdConfig, TrainingConfig
+from morecl.methods import sharing
 from morecl.methods.base import Learner, TaskData, count
 from morecl.nn.adapter import Adapters, AdapterWeights
 from morecl.nn.hard_attention import (
@@ -43,8 +44,6 @@ from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 FOLDED_BYTES = 512 << 20  # of finished tasks' adapters that are kept between calls, all tasks together
 SHARED_BYTES = 1 << 30  # of activations, in a pass that networks share on a GPU
 OWN_PASS = {"cuda": 128}  # images from which on a network gets a pass of its own; elsewhere 32
-GROUP_SIZES = (1, 2, 4, 8, 16)
-GROUP_COST = 0.75  # of a group's weights, copied for each pass, in images
 
 
 class MaskedConfig(TrainingConfig):
@@ -186,12 +185,25 @@ class MaskedLearner(Learner):
     @torch.no_grad()
     def embed_all(self, tokens: Tokens) -> list[Tensor]:
         """A few images go through all networks in one pass, many images through one network after the other."""
-        count, tasks = len(tokens), len(self.tasks)
-        if count * tasks > self.eval_batch_size or tasks == 1 or count == 0:
+        images, tasks = len(tokens), len(self.tasks)
+        if images * tasks > self.eval_batch_size or tasks == 1 or images == 0:
             return super().embed_all(tokens)
-        if "together" not in self._derived:
-            self._derived["together"] = self._together(self.tasks)
-        return list(self._in_one_pass(tokens.range(0, count), self._derived["together"]))
+        return list(self._in_one_pass(tokens.range(0, images), self._all_together()))
+
+    def _all_together(self) -> Together:
+        """What all tasks bring to one pass."""
+        return self._kept("together", lambda: self._together(self.tasks), fits=self._together_bytes() <= FOLDED_BYTES)
+
+    def _gathered(self, wanted: Tensor) -> Together:
+        """What the tasks ``wanted`` (G,) bring to one pass of G groups; a task may occur repeatedly."""
+        if self._together_bytes() <= FOLDED_BYTES:
+            return self._all_together().take(wanted.to(self.device))
+        present, places = wanted.unique(return_inverse=True)
+        return self._together([self.tasks[k] for k in present.tolist()]).take(places.to(self.device))
+
+    def _together_bytes(self) -> int:
+        """At most, of the adapters that all tasks bring to one pass."""
+        return len(self.tasks) * count(self.adapters) * self.network.dtype.itemsize
 
     def _together(self, tasks: Sequence[MaskedTask]) -> Together:
         """What G tasks bring to one pass, in the precision of the network."""
@@ -216,16 +228,15 @@ class MaskedLearner(Learner):
         found = torch.empty(len(rows), self.network.dim, device=self.device)
         order = networks.argsort(stable=True)
         counts = torch.bincount(networks, minlength=len(self.tasks)).tolist()
-        few: dict[int, Tensor] = {}  # places in ``rows`` by network
+        few = [n < OWN_PASS.get(self.device.type, 32) for n in counts]
         for k, places in enumerate(order.split(counts)):
-            if len(places) >= OWN_PASS.get(self.device.type, 32):
+            if not few[k]:
                 found[places] = self.embed(tokens.take(rows[places]), str(k))
-            elif len(places):
-                few[k] = places
-        for wanted, places, filling in _groups(few, self._shared_pass()):
-            norms, adapters = self._side_by_side([self.tasks[k] for k in wanted])
-            features = self._trunk(tokens[rows[places]], norms, adapters, self.body)
-            found[places[~filling]] = features[~filling]
+        for shared in sharing.for_passes(counts, few, self._shared_pass()):
+            images, true = shared.images.to(self.device), shared.true.to(self.device)
+            places = order[images.flatten()]
+            features = self._trunk(tokens[rows[places]], *self._gathered(shared.networks), self.body)
+            found[places[true]] = features[true]
         return found
 
     def _shared_pass(self) -> int:
@@ -235,16 +246,6 @@ class MaskedLearner(Learner):
             return self.eval_batch_size
         activations = 12 * self.network.prefix_bytes  # of an image: what an MLP holds at the same time
         return max(self.eval_batch_size, SHARED_BYTES // activations)
-
-    def _side_by_side(self, tasks: Sequence[MaskedTask]) -> tuple[tuple[Tensor, Tensor], AdapterWeights]:
-        """Norms and adapters of G tasks for one pass of G equal parts; a task may occur repeatedly."""
-        norms = [torch.stack([getattr(t.norms, name) for t in tasks], 1) for name in ("weight", "bias")]
-        folded = [self._adapters_of(t) for t in tasks]
-        width = max(part.w1.shape[1] for part in folded)
-        wide = [_widened(part, width) for part in folded]
-        w1, b1, b2 = (torch.stack([getattr(part, name) for part in wide], 1) for name in ("w1", "b1", "b2"))
-        w2 = torch.stack([part.w2.mT for part in wide], 1).mT  # as it lies in memory
-        return (norms[0], norms[1]), AdapterWeights(w1, b1, w2, b2)
 
     def _heads(self) -> list[Callable[[Tensor], Tensor]]:
         """The head of each task's network."""
@@ -332,39 +333,3 @@ class ReplayLearner(MaskedLearner):
                 )
 
         self._train(task, batches, steps, listener)
-
-
-def _groups(places: Mapping[int, Tensor], batch: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Passes of at most ``batch`` images made of groups of one size, each of images that want the same network.
-
-    Args:
-        places: of the images that want each network, (n_k,).
-
-    Yields:
-        the network of each of G groups; the places of their images, (G size,), a short group's last one repeated;
-        which of them are such repetitions, (G size,).
-    """
-    if not places:
-        return
-    counts = [len(mine) for mine in places.values()]
-    size = min(GROUP_SIZES, key=lambda size: sum(-(-n // size) * (size + GROUP_COST) for n in counts))
-    size = min(size, batch)
-    wanted, filled, filling = [], [], []
-    for network, mine in places.items():
-        groups = -(-len(mine) // size)
-        position = torch.arange(groups * size, device=mine.device)
-        filled += mine[position.clamp(max=len(mine) - 1)].split(size)
-        filling += (position >= len(mine)).split(size)
-        wanted += [network] * groups
-    for start in range(0, len(wanted), batch // size):
-        part = slice(start, start + batch // size)
-        yield wanted[part], torch.cat(filled[part]), torch.cat(filling[part])
-
-
-def _widened(weights: AdapterWeights, width: int) -> AdapterWeights:
-    """The adapters (A, K, D) with closed neurons added: K becomes ``width``."""
-    more = width - weights.w1.shape[1]
-    if not more:
-        return weights
-    w1, w2 = F.pad(weights.w1, (0, 0, 0, more)), F.pad(weights.w2, (0, more))
-    return AdapterWeights(w1, F.pad(weights.b1, (0, more)), w2, weights.b2)

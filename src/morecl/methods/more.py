@@ -45,7 +45,7 @@ from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
 from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
-from morecl.methods.more_rule import MoreRule, MoreTask
+from morecl.methods.more_rule import Heads, MoreRule, MoreTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
@@ -324,16 +324,18 @@ class More(ReplayLearner):
     def _all_tasks(self) -> list[MoreTask]:
         return self.tasks
 
+    def _all_heads(self) -> Heads:
+        fits = 8 * Heads.size(self.tasks) <= FOLDED_BYTES
+        return self._kept("heads", lambda: Heads.of(self.tasks, range(len(self.tasks))), fits=fits)
+
     few_images: ClassVar[type[FewImages]] = FewImages
 
     @torch.no_grad()
     def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
-        if "few" not in self._derived:
-            fits = self.few_images.bytes_for(self) <= FOLDED_BYTES
-            made = self.few_images(self) if fits else None
-            self._derived.setdefault("few", made)  # another thread may have been first: all must use the same
-        few: FewImages | None = self._derived["few"]
-        if few is None or count * few.networks > self.eval_batch_size:
+        if self.few_images.bytes_for(self) > FOLDED_BYTES:
+            return None
+        few = self._kept("few", lambda: self.few_images(self), fits=True)
+        if count * few.networks > self.eval_batch_size:
             return None
         return lambda images: few(self, images)
 

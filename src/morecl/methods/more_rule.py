@@ -164,6 +164,10 @@ class Heads(NamedTuple):
         weight, bias, means, precision = (part.index_select(0, groups) for part in self[:4])
         return self._replace(weight=weight, bias=bias, means=means, precision=precision)
 
+    def rows_at_once(self) -> int:
+        """Images for which :meth:`MoreRule._of_tasks` may be called, so that it does not take too much memory."""
+        return max(1, gaussian.AT_ONCE // max(1, self.means[0].numel()))
+
     def in_columns(self, values: Tensor, other: float) -> Tensor:
         """From classes (N, G, M) to columns (N, C); ``other`` for those of other tasks."""
         return F.pad(values.flatten(1), (0, 1), value=other).index_select(1, self.places)

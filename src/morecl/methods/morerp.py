@@ -43,6 +43,7 @@ from torch.nn import functional as F
 
 from morecl.config import SCORING, SgdConfig
 from morecl.kernel_ridge import KernelRidge
+from morecl.methods import sharing
 from morecl.methods.few import FewImages, FewRanked
 from morecl.methods.more import More, MoreConfig, MoreRule, MoreTask
 from morecl.methods.more_rule import Heads
@@ -100,12 +101,14 @@ class MorerpRule(MoreRule):
         temperature: float,
         c: float | None,
         *,
+        heads: Callable[[], Heads],
         ridge: Ridge | KernelRidge,
         weight: float,
         known_weight: float,
         asked: int | None,
     ):
         super().__init__(tasks, temperature, c)
+        self._heads = heads  # of all tasks
         self.ridge = ridge
         self.weight, self.known_weight = weight, known_weight
         self.asked = asked
@@ -228,18 +231,22 @@ class MorerpRule(MoreRule):
 
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
-        scores = torch.full((len(features), sum(self.sizes)), NOT_ASKED, dtype=torch.float64, device=features.device)
+        shape = (
+            len(features),
+            sum(self.sizes) + 1,
+        )  # the last column takes what tasks of fewer classes are filled up with
+        scores = torch.full(shape, NOT_ASKED, dtype=torch.float64, device=features.device)
         networks, rows = asked.mT.nonzero(as_tuple=True)
         if not len(rows):
-            return scores
-        z = features.under(networks, rows)
-        first = done = 0
-        for net, size, count in zip(self._tasks(), self.sizes, asked.sum(0).tolist(), strict=True):
-            mine = slice(done, done + count)
-            if count:
-                scores[rows[mine], first : first + size] = _log(self._of_task(net, z[mine])[1])
-            first, done = first + size, done + count
-        return scores
+            return scores[:, :-1]
+        z, heads = features.under(networks, rows), self._heads()
+        columns = heads.columns.view(len(self.sizes), -1)
+        for shared in sharing.for_heads(asked.sum(0).tolist(), heads.rows_at_once()):
+            wanted, images, true = (part.to(z.device) for part in shared)
+            found = self.log_scores(heads.take(wanted), z[images]).flatten(0, 1)[true]  # (images, M)
+            mine = images.flatten()[true]
+            scores[rows[mine][:, None], columns[networks[mine]]] = found
+        return scores[:, :-1]
 
     # ---- answers for few images, see :mod:`morecl.methods.few` ------------------------------------------------
 
@@ -294,6 +301,7 @@ class Morerp(More):
             self._all_tasks,
             config.temperature,
             config.c if config.coefficient else None,
+            heads=self._all_heads,
             ridge=ridge,
             weight=config.ridge_weight,
             known_weight=0.0 if config.projection else config.known_weight,

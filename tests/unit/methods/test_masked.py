@@ -134,18 +134,13 @@ def test_networks_of_different_width_share_a_pass() -> None:
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("counts", [[1], [5, 1, 2], [1] * 9, [3, 3, 3], [31, 1, 17]])
-@pytest.mark.parametrize("batch", [1, 3, 8, 128])
-def test_groups_hold_every_image_once_and_fit(counts: list[int], batch: int) -> None:
-    parts = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).split(counts)
-    places = {7 * k: part for k, part in enumerate(parts)}
-    seen: dict[int, list[int]] = {network: [] for network in places}
-    for wanted, found, filling in masked._groups(places, batch):
-        assert len(found) == len(filling) <= batch and len(found) % len(wanted) == 0
-        for network, group, extra in zip(wanted, found.chunk(len(wanted)), filling.chunk(len(wanted)), strict=True):
-            assert set(group.tolist()) <= set(places[network].tolist())
-            seen[network] += group[~extra].tolist()
-    assert seen == {network: mine.tolist() for network, mine in places.items()}
+def test_networks_share_a_pass_also_where_not_all_of_them_fit(learner: More, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked, "FOLDED_BYTES", 0)
+    learner._derived.clear()
+    rows, networks = torch.tensor([0, 3, 1, 2]), torch.tensor([2, 0, 2, 2])
+    expected = torch.stack([plain(learner, k) for k in range(3)])[networks, rows]
+    torch.testing.assert_close(learner.embed_rows(learner.prepare(IMAGES), rows, networks), expected, **TOLERANCE)
+    assert "together" not in learner._derived
 
 
 def test_folded_adapters_are_kept_while_there_is_room(learner: More, monkeypatch: pytest.MonkeyPatch) -> None:
