@@ -43,7 +43,7 @@ from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 FOLDED_BYTES = 512 << 20  # of finished tasks' adapters that are kept between calls, all tasks together
 SHARED_BYTES = 1 << 30  # of activations, in a pass that networks share on a GPU
-OWN_PASS = {"cuda": 128}  # images from which on a network gets a pass of its own; elsewhere 32
+OWN_PASS = {"cuda": 512}  # images from which on a network gets a pass of its own; elsewhere 32
 
 
 class MaskedConfig(TrainingConfig):
