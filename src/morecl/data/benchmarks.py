@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,12 +20,16 @@ from morecl.errors import InputError, unknown_name
 from morecl.pictures import some
 
 LARGEST_SIDE = 4096
+_INCLUDED = "tables [included.settings] and [included.methods.NAME]"
 _DEFAULTS = "cifar10-5t"  # its settings are used for folders
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A benchmark: ``settings`` apply to every method, ``methods[name]`` overrides them for one method.
+
+    With the included backbone, ``included`` overrides both: it has ``settings`` and ``methods`` of its own. Weak
+    features want other learning rates.
 
     ``tasks`` is a number of equal tasks, or the number of classes of each task.
     ``classes`` are the labels of the data set that take part, all if not given; they are numbered anew.
@@ -41,6 +45,7 @@ class Recipe:
     test_per_class: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    included: dict[str, dict[str, Any]] = field(default_factory=dict)
     folder_size: int | None = None
 
     @property
@@ -55,8 +60,21 @@ class Recipe:
             return f"{self.dataset}, {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{images}"
         return f"{self.dataset}, tasks of {', '.join(map(str, self.tasks))} classes{images}"
 
-    def settings_for(self, method: str) -> dict[str, Any]:
-        return {**self.settings, **self.methods.get(method, {})}
+    def settings_for(self, method: str, *, included: bool) -> dict[str, Any]:
+        """``included``: with the included backbone."""
+        of_all = [self.settings, self.methods.get(method, {})]
+        if included:
+            of_all += [self.included.get("settings", {}), self.included.get("methods", {}).get(method, {})]
+        return {key: value for table in of_all for key, value in table.items()}
+
+    def tables(self) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+        """Name of each table of settings, the method that it is for (or ``None``), and the table."""
+        for prefix, settings, methods in (
+            ("", self.settings, self.methods),
+            ("included.", self.included.get("settings", {}), self.included.get("methods", {})),
+        ):
+            yield f"{prefix}settings", None, settings
+            yield from ((f"{prefix}methods.{name}", name, table) for name, table in methods.items())
 
 
 def recipe_names() -> list[str]:
@@ -77,7 +95,8 @@ def load_recipe(name: str) -> Recipe:
         if name == FOLDER:
             raise InputError(f"{FOLDER} needs a folder with one sub-folder per class, such as {FOLDER}photos.")
         tasks = min(5, len(find_classes(path)) // 2)
-        return replace(load_recipe(_DEFAULTS), name=f"{FOLDER}{path.resolve().name}", dataset=name, tasks=tasks)
+        usual = load_recipe(_DEFAULTS).settings  # not the rates that were chosen for its images
+        return Recipe(f"{FOLDER}{path.resolve().name}", name, tasks, settings=usual)
     if not name.endswith(".toml"):
         unknown = unknown_name("benchmark", name, (*recipe_names(), f"{FOLDER}PATH", "FILE.toml"))
         if name and Path(name).expanduser().is_dir():
@@ -160,7 +179,10 @@ def _parse(name: str, text: str, where: str) -> Recipe:
 
     def check(ok: bool, key: str, expected: str) -> None:
         if not ok:
-            raise InputError(f"{where}: {key} = {values.get(key)!r}; expected {expected}.")
+            found: Any = values
+            for part in key.split("."):
+                found = found.get(part)
+            raise InputError(f"{where}: {key} = {found!r}; expected {expected}.")
 
     check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
     check_dataset_name(values["dataset"])
@@ -175,10 +197,13 @@ def _parse(name: str, text: str, where: str) -> Recipe:
         check(key not in values or _positive(values[key]), key, "a whole number of at least 1")
     side = values.get("folder_size", 1)
     check(_positive(side) and side <= LARGEST_SIDE, "folder_size", f"a whole number from 1 to {LARGEST_SIDE}")
-    methods = values.get("methods", {})
-    check(isinstance(values.get("settings", {}), Mapping), "settings", "a table, [settings]")
-    tables = isinstance(methods, Mapping) and all(isinstance(table, Mapping) for table in methods.values())
-    check(tables, "methods", "one table per method, such as [methods.more]")
+    included = values.get("included", {})
+    check(isinstance(included, Mapping) and {*included} <= {"settings", "methods"}, "included", _INCLUDED)
+    for part, prefix in ((values, ""), (included, "included.")):
+        settings, methods = part.get("settings", {}), part.get("methods", {})
+        check(isinstance(settings, Mapping), f"{prefix}settings", f"a table, [{prefix}settings]")
+        tables = isinstance(methods, Mapping) and all(isinstance(table, Mapping) for table in methods.values())
+        check(tables, f"{prefix}methods", f"one table per method, such as [{prefix}methods.more]")
     return Recipe(name=name, **values)
 
 

@@ -21,8 +21,10 @@ def effective_settings(method: str, recipe: Recipe, given: Mapping[str, Any], se
     _check_names(recipe)
     if foreign := [key for key in given if key not in config.model_fields and key in _all_settings()]:
         raise InputError(f"method {method!r} has no setting {', '.join(foreign)}; leave it out")
-    of_recipe = {key: value for key, value in recipe.settings_for(method).items() if key in config.model_fields}
-    if given.get("backbone", SHIPPED) != SHIPPED:
+    included = given.get("backbone", SHIPPED) == SHIPPED
+    of_recipe = recipe.settings_for(method, included=included)
+    of_recipe = {key: value for key, value in of_recipe.items() if key in config.model_fields}
+    if not included:
         of_recipe.pop("image_size", None)
     of_recipe = {key: value for key, value in of_recipe.items() if key not in config.preset_settings(given)}
     config.refuse_idle(method, given, of_recipe)
@@ -31,11 +33,10 @@ def effective_settings(method: str, recipe: Recipe, given: Mapping[str, Any], se
 
 def _check_names(recipe: Recipe) -> None:
     """Refuse settings that no method has and, in ``[methods.NAME]``, settings that NAME does not have."""
-    for name, table in {"": recipe.settings, **recipe.methods}.items():
-        known = set(method_class(name).Config.model_fields) if name else _all_settings()
+    for place, method, table in recipe.tables():
+        known = set(method_class(method).Config.model_fields) if method else _all_settings()
         for key in table:
             if key not in known:
-                place = f"methods.{name}" if name else "settings"
                 raise unknown_name(f"setting in [{place}] of benchmark {recipe.name}", key, known)
 
 

@@ -60,8 +60,9 @@ def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
         recipe = load_recipe(name)
         assert (recipe.name, recipe.dataset, recipe.tasks) == (name, dataset, tasks)
         expected = {"epochs": epochs, "lr": lr, "bottleneck": bottleneck, "memory_size": memory}
-        assert recipe.settings == expected == recipe.settings_for("icarl")
-        assert recipe.settings_for("more") == expected | ({} if back_update else {"back_update": False})
+        assert recipe.settings == expected == recipe.settings_for("hat", included=False)
+        own = recipe.settings_for("more", included=False)
+        assert own == expected | {"lr": own["lr"]} | ({} if back_update else {"back_update": False})
     assert load_recipe("digits-5t").dataset == "digits"
     small = load_recipe("cifar10-5t-1k")
     assert (small.train_per_class, small.test_per_class) == (1000, 400)
@@ -72,7 +73,8 @@ def test_streams_of_unequal_tasks(name: str) -> None:
     sizes, like = UNEQUAL[name]
     recipe, usual = load_recipe(name), load_recipe(like)
     assert task_sizes(recipe.tasks, sum(sizes), recipe.dataset) == sizes
-    assert (recipe.dataset, recipe.settings, recipe.methods) == (usual.dataset, usual.settings, usual.methods)
+    assert (recipe.dataset, recipe.settings) == (usual.dataset, usual.settings)
+    assert (recipe.methods, recipe.included) == (usual.methods, usual.included)
     assert sum(sizes) == {"digits": 10, "cifar100": 100}[recipe.dataset]
 
 
@@ -91,7 +93,25 @@ def test_own_recipe_file(tmp_path: Path) -> None:
     )
     recipe = load_recipe(str(file))
     assert recipe.name == "mine" and recipe.dataset == f"folder:{tmp_path / 'pictures'}" and recipe.folder_size == 8
-    assert recipe.settings_for("more") == {"epochs": 1, "lr": 1.0} and recipe.settings_for("ncm") == {"epochs": 1}
+    assert recipe.settings_for("more", included=True) == {"epochs": 1, "lr": 1.0}
+    assert recipe.settings_for("ncm", included=True) == {"epochs": 1}
+
+
+def test_the_included_backbone_has_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("""
+        dataset = "cifar10"
+        tasks = 5
+        settings = { epochs = 9, lr = 0.1, bottleneck = 3 }
+        methods.more = { lr = 0.2 }
+        included.settings = { epochs = 5 }
+        included.methods.more = { lr = 0.3 }
+        included.methods.hat = { epochs = 6 }
+    """)
+    recipe = load_recipe(str(tmp_path / "mine.toml"))
+    assert recipe.settings_for("more", included=False) == {"epochs": 9, "lr": 0.2, "bottleneck": 3}
+    assert recipe.settings_for("more", included=True) == {"epochs": 5, "lr": 0.3, "bottleneck": 3}
+    assert recipe.settings_for("hat", included=True) == {"epochs": 6, "lr": 0.1, "bottleneck": 3}
+    assert recipe.settings_for("eeil", included=False) == {"epochs": 9, "lr": 0.1, "bottleneck": 3}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +135,10 @@ def test_own_recipe_file(tmp_path: Path) -> None:
         ('dataset = "cifar10"\ntasks = 5\ntrain_per_class = 1.5', "train_per_class = 1.5"),
         ('dataset = "cifar10"\ntasks = 5\nsettings = 3', "settings = 3"),
         ('dataset = "cifar10"\ntasks = 5\n[methods]\nlr = 3', "one table per method"),
+        ('dataset = "cifar10"\ntasks = 5\nincluded = 3', r"included = 3; expected tables \[included.settings\]"),
+        ('dataset = "cifar10"\ntasks = 5\n[included]\nlr = 3', "included = {'lr': 3}; expected tables"),
+        ('dataset = "cifar10"\ntasks = 5\n[included]\nsettings = 3', "included.settings = 3; expected a table"),
+        ('dataset = "cifar10"\ntasks = 5\n[included.methods]\nlr = 3', r"such as \[included.methods.more\]"),
         ("dataset = ", "mine.toml is not valid TOML"),
     ],
 )

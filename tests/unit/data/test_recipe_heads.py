@@ -89,7 +89,7 @@ def test_the_number_of_training_images_is_epochs_times_images(name: str) -> None
     found = re.search(r"([\d,]+) training images \((\d+) epochs of ([\d,]+)\)", recipe_head(name))
     assert found is not None
     total, epochs, images = (int(number.replace(",", "")) for number in found.groups())
-    assert epochs == load_recipe(name).settings["epochs"]
+    assert epochs == load_recipe(name).settings_for(METHOD, included=True)["epochs"]
     assert total == epochs * images
     if promise := cited(name):
         assert {record.data.train_images for record in promise[1]} == {images}

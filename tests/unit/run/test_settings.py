@@ -49,6 +49,16 @@ def test_another_backbone_is_used_at_its_own_size() -> None:
     assert settings(backbone="deit_small_patch16_224", image_size=64)["image_size"] == 64
 
 
+def test_only_the_included_backbone_gets_the_settings_for_it() -> None:
+    recipe = replace(DIGITS, included={"settings": {"epochs": 5}, "methods": {"more": {"lr": 0.5}}})
+    for given in ({}, {"backbone": SHIPPED}):
+        own = effective_settings("more", recipe, given, 0)
+        assert (own["epochs"], own["lr"]) == (5, 0.5)
+    other = effective_settings("more", recipe, {"backbone": "deit_small_patch16_224"}, 0)
+    assert (other["epochs"], other["lr"]) == (DIGITS.settings["epochs"], DIGITS.settings["lr"])
+    assert effective_settings("more", recipe, {"lr": 0.1}, 0)["lr"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -59,6 +69,8 @@ def test_another_backbone_is_used_at_its_own_size() -> None:
         ),
         ({"methods": {"ncm": {"bottleneck": 3}}}, r"in \[methods.ncm\] of benchmark digits-5t 'bottleneck'"),
         ({"methods": {"mroe": {"epochs": 3}}}, "unknown method 'mroe'; did you mean 'more'"),
+        ({"included": {"settings": {"epchs": 3}}}, r"in \[included.settings\] of benchmark digits-5t 'epchs'"),
+        ({"included": {"methods": {"ncm": {"bottleneck": 3}}}}, r"in \[included.methods.ncm\] of benchmark"),
     ],
 )
 def test_misspelt_names_in_a_recipe_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,64 @@
+"""The learning rates in the recipes are those that the records of the searches say, and the tables used them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from morecl.data import load_recipe
+from morecl.records import Record, read_record
+
+ROOT = Path(__file__).resolve().parents[2] / "results"
+# the best rate on held-out images made training diverge on other class orders: the next lower one is used
+LOWERED = {("cifar100-10t", "more"), ("cifar100-10t", "row"), ("svhn-5t", "more")}
+# at the next higher rate training diverged, so there is no record of it
+HIGHEST = {("svhn-5t", "tpl")}
+# runs of a table that are to be made again at the recipe's rate
+TO_BE_REPEATED = {("cifar100-10t", "row"), ("cifar100-20t", "row"), ("cifar100-20t", "more")}
+
+
+def tried(folder: str, benchmark: str) -> dict[str, dict[float, float]]:
+    """ACA on held-out images by method and rate."""
+    found: dict[str, dict[float, float]] = {}
+    for path in (ROOT / folder / benchmark).glob("*/lr-*/order-*/result.json"):
+        record = read_record(path)
+        assert record.data.scored_on == "validation"
+        found.setdefault(record.method, {})[record.config["lr"]] = record.metrics.aca
+    return found
+
+
+@pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t", "svhn-5t"])
+def test_rates_of_the_included_backbone_are_the_best(benchmark: str) -> None:
+    recipe = load_recipe(benchmark)
+    searches = tried("shipped-rates", benchmark)
+    assert searches.keys() == recipe.included["methods"].keys()
+    for method, scores in searches.items():
+        best = max(scores, key=scores.__getitem__)
+        if (benchmark, method) in LOWERED:
+            best = max(rate for rate in scores if rate < best)
+        assert recipe.settings_for(method, included=True)["lr"] == best, method
+        assert len(scores) >= 5
+        assert min(scores) < best and (best < max(scores) or (benchmark, method) in HIGHEST), method
+
+
+def test_rates_of_other_backbones_are_the_best_on_average() -> None:
+    recipe = load_recipe("cifar10-5t")
+    searches = [tried("frontier-rates", benchmark) for benchmark in ("cifar10-5t", "cifar100-10t")]
+    for method in searches[0].keys() - {"slda"}:
+        scores = {rate: sum(search[method][rate] for search in searches) for rate in searches[0][method]}
+        assert len(scores) == 4
+        assert recipe.settings_for(method, included=False)["lr"] == max(scores, key=scores.__getitem__), method
+
+
+@pytest.mark.parametrize(("folder", "included"), [("frontier", False), ("shipped", True), ("unequal-cifar100", True)])
+def test_the_tables_have_the_rates_of_the_recipes(folder: str, included: bool) -> None:
+    def wrong(record: Record) -> bool:
+        settings = load_recipe(record.benchmark).settings_for(record.method, included=included)
+        return bool(record.config["lr"] != settings["lr"])
+
+    records = [read_record(path) for path in (ROOT / folder).rglob("result.json")]
+    trained = [record for record in records if record.method != "slda"]
+    assert trained and {record.config["epochs"] for record in trained} == {5}
+    found = {(record.benchmark, record.method) for record in trained if wrong(record)}
+    assert found == (TO_BE_REPEATED if folder == "shipped" else set())
