@@ -1,10 +1,11 @@
 """All frozen blocks with their adapters, forward and backward, in our own kernels and cuBLAS matrix products.
 
 Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half precision on a GPU, with 17 kernels per block
-(forward and backward) instead of about 40 that torch's compiler generates, and nothing else to compile. With 192 or 384
-dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its numbers are in
-registers, gradients are written where the next kernel reads them, and partial gradients of the trained weights are
-added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was slower.
+(forward and backward; 21 for wide tokens) instead of about 40 that torch's compiler generates, and nothing else to
+compile. With few dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its
+numbers are in registers, gradients are written where the next kernel reads them, and partial gradients of the trained
+weights are added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was
+slower. With more than 192 dimensions that holds for all products but those of the adapters.
 
 Trained weights are float32, are rounded to half precision for products, and get float32 gradients.
 
@@ -46,9 +47,10 @@ def _has_triton() -> bool:
 AVAILABLE = _has_triton()
 
 if AVAILABLE:
-    from morecl.nn.kernels import adapter, attention, class_token, gelu, norm
+    from morecl.nn.kernels import adapter, attention, class_token, gelu, norm, wide
 
-MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memory
+NARROW = 192  # up to this many dimensions, the adapters' kernels also compute their neighbours' products
+MAX_DIM = 768  # nothing wider was measured
 
 # Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
 # compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md.
@@ -236,22 +238,16 @@ class _Trunk(torch.autograd.Function):
                 key_value = query
                 attended, logs = attention.forward(query, images, heads)
 
-            # projection; then in one kernel: first adapter, sum, second norm
+            # projection, first adapter, sum, second norm
             attention_out = attended @ block["attn.proj.weight"].t()
-            _, attention_hidden, middle, normed, middle_moments = adapter.forward(
+            attention_hidden, middle, normed, middle_moments = _adapter_forward(
                 attention_out, x, block["attn.proj.bias"], adapters[2 * i], norms[2 * i + 1], eps[0]
             )
 
-            # first product of the MLP; then in one kernel: GELU, second product, second adapter, sum, next norm
+            # MLP, second adapter, sum, next norm
             mlp_in = normed @ block["mlp.fc1.weight"].t()
-            mlp_out, mlp_hidden, x, normed, moments = adapter.forward(
-                mlp_in,
-                middle,
-                block["mlp.fc2.bias"],
-                adapters[2 * i + 1],
-                norms[2 * i + 2],
-                eps[1] if is_last else eps[0],
-                product=(block["mlp.fc2.weight"], block["mlp.fc1.bias"]),
+            mlp_out, mlp_hidden, x, normed, moments = _mlp_forward(
+                mlp_in, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0]
             )
 
             if needs_gradients:
@@ -296,7 +292,7 @@ class _Trunk(torch.autograd.Function):
             second = 2 * i + 1
 
             # second adapter, MLP, second norm
-            d_hidden, d_mlp_out = adapter.backward(d, at.mlp_hidden, adapters[second])
+            d_hidden, d_mlp_out = _adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
             d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
             d_normed = d_mlp_in @ block["mlp.fc1.weight"]
@@ -304,7 +300,7 @@ class _Trunk(torch.autograd.Function):
 
             # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head
             heads = at.attention_logs.shape[1]
-            d_hidden, d_attended, delta = adapter.backward_to_heads(
+            d_hidden, d_attended, delta = _adapter_backward_to_heads(
                 d, at.attention_hidden, adapters[first], block["attn.proj.weight"], at.attended, heads
             )
             sums.add_adapter(first, d, at.attention_hidden, at.attention_out, d_hidden)
@@ -329,6 +325,49 @@ class _Trunk(torch.autograd.Function):
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
         d_tokens = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
         return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None, None
+
+
+def _adapter_forward(
+    y: Tensor, x: Tensor, bias: Tensor, weights: AdapterWeights, norm_weights: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, ...]:
+    """In one kernel: adapter, sum and norm, see :func:`morecl.nn.kernels.wide.forward`."""
+    if x.shape[1] > NARROW:
+        return wide.forward(y, x, bias, weights, norm_weights, eps)
+    return adapter.forward(y, x, bias, weights, norm_weights, eps)[1:]
+
+
+def _mlp_forward(
+    u: Tensor,
+    x: Tensor,
+    block: BlockWeights,
+    weights: AdapterWeights,
+    norm_weights: tuple[Tensor, Tensor],
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """GELU, second product y of the MLP, adapter, sum and norm: y and what :func:`_adapter_forward` returns."""
+    product = block["mlp.fc2.weight"]
+    bias = block["mlp.fc2.bias"]
+    inner = block["mlp.fc1.bias"]
+    if x.shape[1] > NARROW:
+        y = gelu.forward(u, inner) @ product.t()
+        return y, *wide.forward(y, x, bias, weights, norm_weights, eps)
+    return adapter.forward(u, x, bias, weights, norm_weights, eps, product=(product, inner))  # all in one kernel
+
+
+def _adapter_backward(d: Tensor, r: Tensor, weights: AdapterWeights) -> tuple[Tensor, Tensor]:
+    """See :func:`morecl.nn.kernels.adapter.backward`."""
+    return (wide if d.shape[1] > NARROW else adapter).backward(d, r, weights)
+
+
+def _adapter_backward_to_heads(
+    d: Tensor, r: Tensor, weights: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`morecl.nn.kernels.adapter.backward_to_heads`."""
+    if d.shape[1] > NARROW:
+        p, dh = wide.backward(d, r, weights)
+        e = dh @ projection
+        return p, e, attention.head_sums(seen, e, heads)
+    return adapter.backward_to_heads(d, r, weights, projection, seen, heads)
 
 
 class _WeightGradients:
