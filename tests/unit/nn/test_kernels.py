@@ -344,7 +344,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
 
     def launch(choices: dict[tuple[int, int], wide.Launch]) -> tuple[dict[str, int], dict[str, int]]:
         tile, chunk, warps, stages = wide.launch(choices, dim, k)
-        return {"D": dim, "K": k, "TILE": tile, "CHUNK": chunk}, {"num_warps": warps, "num_stages": stages}
+        return {"D": dim, "K": k, "TILE": tile, "CHUNK": chunk, "STAGES": stages}, {"num_warps": warps}
 
     tiles = {"D": dim, "K": k, "TILE": adapter.TILE, "CHUNK": adapter.CHUNK}
     head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}

@@ -33,8 +33,8 @@ class Launch(NamedTuple):
 
 
 # by dimensions of a token and neurons of an adapter, from which on they are used; they fit into 99 KiB per program
-FORWARD = {(0, 0): Launch(64, 64, 4, 2)}
-BACKWARD = {(0, 0): Launch(64, 64, 4, 2)}
+FORWARD = {(0, 0): Launch(64, 64, 4, 3)}
+BACKWARD = {(0, 0): Launch(64, 64, 4, 3)}
 
 
 def launch(choices: dict[tuple[int, int], Launch], dim: int, k: int) -> Launch:
@@ -56,7 +56,7 @@ def forward(
     how = launch(FORWARD, dim, k)
     _adapt_wide[(triton.cdiv(count, how.tile),)](
         y, x, bias, *adapter, *norm, r, total, normed, moments,
-        count, eps, dim, k, how.tile, how.chunk, num_warps=how.warps, num_stages=how.stages,
+        count, eps, dim, k, how.tile, how.chunk, how.stages, num_warps=how.warps,
     )  # fmt: skip
     return r, total, normed, moments
 
@@ -70,7 +70,7 @@ def backward(d: Tensor, r: Tensor, adapter: AdapterWeights) -> tuple[Tensor, Ten
     how = launch(BACKWARD, dim, k)
     _adapt_wide_backward[(triton.cdiv(count, how.tile),)](
         d, r, adapter.w1, adapter.w2, p, out,
-        count, dim, k, how.tile, how.chunk, num_warps=how.warps, num_stages=how.stages,
+        count, dim, k, how.tile, how.chunk, how.stages, num_warps=how.warps,
     )  # fmt: skip
     return p, out
 
@@ -96,6 +96,7 @@ def _adapt_wide(
     K: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """A tile of r, x', its norm and its moments."""
     half: tl.constexpr = x.dtype.element_ty
@@ -114,7 +115,7 @@ def _adapt_wide(
 
     # r = relu(h W1' + b1)
     narrow = tl.zeros((TILE, K), tl.float32)
-    for start in tl.range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         d = start + chunk
         h = tl.load(y + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
         h = (h + tl.load(bias + d)[None, :].to(tl.float32)).to(half)
@@ -126,7 +127,7 @@ def _adapt_wide(
     # x' = x + h + r W2' + b2; its moments are those of the chunks so far, combined with those of the next
     mean = tl.zeros((TILE,), tl.float32)
     squares = tl.zeros((TILE,), tl.float32)  # sum of squared distances to the mean
-    for start in tl.range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         d = start + chunk
         h = tl.load(y + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
         h = (h + tl.load(bias + d)[None, :].to(tl.float32)).to(half)
@@ -145,7 +146,7 @@ def _adapt_wide(
     tl.store(moments + count + first + rows, scale, mask=first + rows < count)
 
     tl.debug_barrier()  # other threads wrote what is read here
-    for start in tl.range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         d = start + chunk
         z = tl.load(total + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
         z = (z - mean[:, None]) * scale[:, None]
@@ -166,6 +167,7 @@ def _adapt_wide_backward(
     K: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """A tile of p and dh, from the gradient g of x'."""
     half: tl.constexpr = g.dtype.element_ty
@@ -181,7 +183,7 @@ def _adapt_wide_backward(
 
     # p = (r > 0) * (d W2)
     narrow = tl.zeros((TILE, K), tl.float32)
-    for start in tl.range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         d = start + chunk
         value = tl.load(g + row * D + d[None, :], mask=inside, other=0.0)
         narrow = tl.dot(value, tl.load(w2 + d[:, None] * K + k[None, :]), narrow)
@@ -190,7 +192,7 @@ def _adapt_wide_backward(
     tl.store(p + row * K + k[None, :], narrow, mask=inside)
 
     # dh = d + p W1
-    for start in tl.range(0, D, CHUNK):
+    for start in tl.range(0, D, CHUNK, num_stages=STAGES):
         d = start + chunk
         value = tl.load(g + row * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
         value = tl.dot(narrow, tl.load(w1 + k[:, None] * D + d[None, :]), value)
