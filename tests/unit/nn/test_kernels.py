@@ -369,7 +369,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         kernels += [
             (wide._adapt_wide, *launch(wide.FORWARD)),
             (wide._adapt_wide_backward, *launch(wide.BACKWARD)),
-            (attention._head_sums, {"WIDTH": dim // heads, "SUMS": attention.SUMS}, {}),
+            (attention._attend_sums, {"WIDTH": dim // heads, "SUMS": attention.SUMS}, {}),
             (gelu_kernels._gelu, inner, {}),
             (gelu_kernels._gelu_backward_of_product, *product),
         ]

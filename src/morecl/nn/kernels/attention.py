@@ -55,7 +55,7 @@ def head_sums(o: Tensor, g: Tensor, heads: int) -> Tensor:
     """O (N, D) and its gradient (N, D) -> delta (N, heads)."""
     count, dim = o.shape
     delta = o.new_empty(count, heads, dtype=torch.float32)
-    _head_sums[(triton.cdiv(count * heads, SUMS),)](o, g, delta, count * heads, dim // heads, SUMS)
+    _attend_sums[(triton.cdiv(count * heads, SUMS),)](o, g, delta, count * heads, dim // heads, SUMS)
     return delta
 
 
@@ -66,7 +66,7 @@ def _rest(length: int) -> int:
 
 
 @triton.jit(do_not_specialize=["count"])
-def _head_sums(o, g, delta, count, WIDTH: tl.constexpr, SUMS: tl.constexpr):
+def _attend_sums(o, g, delta, count, WIDTH: tl.constexpr, SUMS: tl.constexpr):
     """In memory, the heads of all tokens follow one another."""
     row = tl.program_id(0).to(tl.int64) * SUMS + tl.arange(0, SUMS)
     place = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
