@@ -51,7 +51,6 @@ if AVAILABLE:
 
 NARROW = 192  # up to this many dimensions, the adapters' kernels also compute their neighbours' products
 MAX_DIM = 768  # nothing wider was measured
-GELU_IN_PRODUCT: frozenset[int] = frozenset()  # dimensions with which GELU's gradient is faster as part of the product
 
 # Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
 # compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md.
@@ -295,7 +294,7 @@ class _Trunk(torch.autograd.Function):
             # second adapter, MLP, second norm
             d_hidden, d_mlp_out = _adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
-            d_mlp_in = _mlp_backward(d_mlp_out, at.mlp_in, block)
+            d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
             d_normed = d_mlp_in @ block["mlp.fc1.weight"]
             d = norm.backward(d_normed, d, at.middle, at.middle_moments, norm_weights[second], sums.norms[second])
 
@@ -353,13 +352,6 @@ def _mlp_forward(
         y = gelu.forward(u, inner) @ product.t()
         return y, *wide.forward(y, x, bias, weights, norm_weights, eps)
     return adapter.forward(u, x, bias, weights, norm_weights, eps, product=(product, inner))  # all in one kernel
-
-
-def _mlp_backward(d: Tensor, u: Tensor, block: BlockWeights) -> Tensor:
-    """The gradient of u, the input of GELU, from that of the MLP's output."""
-    if d.shape[1] in GELU_IN_PRODUCT:
-        return gelu.backward_of_product(d, block["mlp.fc2.weight"], u, block["mlp.fc1.bias"])
-    return gelu.backward(d @ block["mlp.fc2.weight"], u, block["mlp.fc1.bias"])
 
 
 def _adapter_backward(d: Tensor, r: Tensor, weights: AdapterWeights) -> tuple[Tensor, Tensor]:

@@ -264,10 +264,6 @@ close(p, exact_p), close(dh, d + exact_p @ w1)
 
 close(attention.head_sums(x.float(), d.float(), 6), (x.float() * d.float()).double().unflatten(1, (6, -1)).sum(2), 1e-5)
 close(gelu_kernels.forward(y.float(), bias.float()), F.gelu(y + bias))
-at = (y + bias).requires_grad_()
-(exact,) = torch.autograd.grad(F.gelu(at), at, r.double() @ w2.T)
-product = r, adapter.w2.T.contiguous(), y.float(), bias.float()
-close(gelu_kernels.backward_of_product(*product), exact)
 """)
 
 
@@ -350,11 +346,6 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}
     rows = {"D": dim, "WIDTH": {192: 256, 384: 512, 768: 1024}[dim], "ROWS": norm.ROWS}
     inner = {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}
-    tile, columns, chunk, warps, stages = gelu_kernels.PRODUCT
-    product = (
-        {"D": dim, "H": 4 * dim, "TILE": tile, "COLUMNS": columns, "CHUNK": chunk},
-        {"num_warps": warps, "num_stages": stages},
-    )
     kernels: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         (adapter._adapter_gradients, tiles | {"PART": adapter._part(dim)}, adapter.GRADIENTS[k]),
         (attention._attend, head | {"REST": 16}, attention.FORWARD),
@@ -371,7 +362,6 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
             (wide._adapt_wide_backward, *launch(wide.BACKWARD)),
             (attention._attend_sums, {"WIDTH": dim // heads, "SUMS": attention.SUMS}, {}),
             (gelu_kernels._gelu, inner, {}),
-            (gelu_kernels._gelu_backward_of_product, *product),
         ]
     else:
         kernels += [

@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048  # numbers per program
-PRODUCT = (128, 128, 64, 8, 3)  # tokens and columns per program, chunk of the inner dimension, warps, stages
 LOG2_E = tl.constexpr(1 / math.log(2))
 ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 BELL = tl.constexpr(1 / math.sqrt(2 * math.pi))
@@ -31,19 +30,6 @@ def backward(s: Tensor, u: Tensor, bias: Tensor) -> Tensor:
     """s (N, H), u (N, H), b (H,) -> (N, H), overwriting s."""
     _gelu_backward[(triton.cdiv(u.numel(), BLOCK),)](s, u, bias, u.numel(), u.shape[1], BLOCK, num_warps=4)
     return s
-
-
-def backward_of_product(d: Tensor, weight: Tensor, u: Tensor, bias: Tensor) -> Tensor:
-    """:func:`backward` with ``s = d W``, in one kernel: d (N, D), W (D, H), u (N, H), b (H,) -> (N, H)."""
-    count, dim = d.shape
-    inner = u.shape[1]
-    out = torch.empty_like(u)
-    tile, columns, chunk, warps, stages = PRODUCT
-    grid = (triton.cdiv(count, tile) * triton.cdiv(inner, columns),)
-    _gelu_backward_of_product[grid](
-        d, weight, u, bias, out, count, dim, inner, tile, columns, chunk, num_warps=warps, num_stages=stages
-    )
-    return out
 
 
 @triton.jit
@@ -72,38 +58,3 @@ def _gelu_backward(s, u, bias, count, H: tl.constexpr, BLOCK: tl.constexpr):
     phi, bell = normal(at)
     value = tl.load(s + place, mask=inside, other=0.0).to(tl.float32) * (phi + at * bell * BELL)
     tl.store(s + place, value.to(s.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["count"])
-def _gelu_backward_of_product(
-    d,
-    weight,
-    u,
-    bias,
-    out,
-    count,
-    D: tl.constexpr,
-    H: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Programs that follow one another read the same rows of d."""
-    tiles: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
-    first = tl.program_id(0) // tiles * TILE
-    row = tl.arange(0, TILE)[:, None]
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    chunk = tl.arange(0, CHUNK)
-    inside = (first + row < count) & (column < H)[None, :]
-    d += first.to(tl.int64) * D
-    u += first.to(tl.int64) * H
-    out += first.to(tl.int64) * H
-    s = tl.zeros((TILE, COLUMNS), tl.float32)
-    for start in range(0, D, CHUNK):
-        value = tl.load(d + row * D + start + chunk[None, :], mask=first + row < count, other=0.0)
-        w = tl.load(weight + (start + chunk)[:, None] * H + column[None, :], mask=(column < H)[None, :], other=0.0)
-        s = tl.dot(value, w, s)
-    at = tl.load(u + row * H + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    at += tl.load(bias + column, mask=column < H, other=0.0)[None, :].to(tl.float32)
-    phi, bell = normal(at)
-    tl.store(out + row * H + column[None, :], (s * (phi + at * bell * BELL)).to(out.dtype.element_ty), mask=inside)
