@@ -49,7 +49,6 @@ AVAILABLE = _has_triton()
 if AVAILABLE:
     from morecl.nn.kernels import adapter, attention, class_token, gelu, norm, wide
 
-NARROW = 192  # up to this many dimensions, the adapters' kernels also compute their neighbours' products
 MAX_DIM = 768  # nothing wider was measured
 
 # Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
@@ -331,7 +330,7 @@ def _adapter_forward(
     y: Tensor, x: Tensor, bias: Tensor, weights: AdapterWeights, norm_weights: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, ...]:
     """In one kernel: adapter, sum and norm, see :func:`morecl.nn.kernels.wide.forward`."""
-    if x.shape[1] > NARROW:
+    if x.shape[1] > adapter.NARROW:
         return wide.forward(y, x, bias, weights, norm_weights, eps)
     return adapter.forward(y, x, bias, weights, norm_weights, eps)[1:]
 
@@ -348,7 +347,7 @@ def _mlp_forward(
     product = block["mlp.fc2.weight"]
     bias = block["mlp.fc2.bias"]
     inner = block["mlp.fc1.bias"]
-    if x.shape[1] > NARROW:
+    if x.shape[1] > adapter.NARROW:
         y = gelu.forward(u, inner) @ product.t()
         return y, *wide.forward(y, x, bias, weights, norm_weights, eps)
     return adapter.forward(u, x, bias, weights, norm_weights, eps, product=(product, inner))  # all in one kernel
@@ -356,14 +355,14 @@ def _mlp_forward(
 
 def _adapter_backward(d: Tensor, r: Tensor, weights: AdapterWeights) -> tuple[Tensor, Tensor]:
     """See :func:`morecl.nn.kernels.adapter.backward`."""
-    return (wide if d.shape[1] > NARROW else adapter).backward(d, r, weights)
+    return (wide if d.shape[1] > adapter.NARROW else adapter).backward(d, r, weights)
 
 
 def _adapter_backward_to_heads(
     d: Tensor, r: Tensor, weights: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`morecl.nn.kernels.adapter.backward_to_heads`."""
-    if d.shape[1] > NARROW:
+    if d.shape[1] > adapter.NARROW:
         p, dh = wide.backward(d, r, weights)
         e = dh @ projection
         return p, e, attention.head_sums(seen, e, heads)

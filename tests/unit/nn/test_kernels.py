@@ -325,7 +325,13 @@ for one, other in zip(*gradients, strict=True):
 @needs_triton
 @pytest.mark.parametrize(
     ("dim", "heads", "k", "capability", "shared"),
-    [(192, 3, 64, 86, 99), (192, 3, 64, 90, 227), (384, 6, 64, 90, 227), (768, 12, 128, 86, 99)],
+    [
+        (192, 3, 64, 86, 99),
+        (192, 3, 64, 90, 227),
+        (192, 3, 128, 86, 99),
+        (384, 6, 64, 90, 227),
+        (768, 12, 128, 86, 99),
+    ],
 )
 def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory(
     dim: int, heads: int, k: int, capability: int, shared: int
@@ -347,7 +353,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     rows = {"D": dim, "WIDTH": {192: 256, 384: 512, 768: 1024}[dim], "ROWS": norm.ROWS}
     inner = {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}
     kernels: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
-        (adapter._adapter_gradients, tiles | {"PART": adapter._part(dim)}, adapter.GRADIENTS[k]),
+        (adapter._adapter_gradients, tiles | {"PART": adapter._part(dim)}, adapter._gradients_launch(dim, k)),
         (attention._attend, head | {"REST": 16}, attention.FORWARD),
         (attention._attend_backward, head | {"REST": 16}, attention.BACKWARD),
         (class_token._attend_once, head, {}),
@@ -356,7 +362,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         (norm._norm, rows, {"num_warps": norm.warps(dim)}),
         (norm._norm_backward, rows | {"PART": norm.PART, "PASSED": True}, {"num_warps": norm.warps(dim)}),
     ]
-    if dim > fused.NARROW:
+    if dim > adapter.NARROW:
         kernels += [
             (wide._adapt_wide, *launch(wide.FORWARD)),
             (wide._adapt_wide_backward, *launch(wide.BACKWARD)),
