@@ -47,7 +47,7 @@ def _has_triton() -> bool:
 AVAILABLE = _has_triton()
 
 if AVAILABLE:
-    from morecl.nn.kernels import adapter, attention, class_token, gelu, norm, wide
+    from morecl.nn.kernels import adapter, attention, branch, class_token, gelu, norm
 
 MAX_DIM = 768  # nothing wider was measured
 
@@ -241,13 +241,13 @@ class _Trunk(torch.autograd.Function):
 
             # projection, first adapter, sum, second norm
             attention_out = attended @ block["attn.proj.weight"].t()
-            attention_hidden, middle, normed, middle_moments = _adapter_forward(
+            attention_hidden, middle, normed, middle_moments = branch.adapter_forward(
                 attention_out, x, block["attn.proj.bias"], adapters[2 * i], norms[2 * i + 1], eps[0]
             )
 
             # MLP, second adapter, sum, next norm
             mlp_in = normed @ block["mlp.fc1.weight"].t()
-            mlp_out, mlp_hidden, x, normed, moments = _mlp_forward(
+            mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
                 mlp_in, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0]
             )
 
@@ -293,7 +293,7 @@ class _Trunk(torch.autograd.Function):
             second = 2 * i + 1
 
             # second adapter, MLP, second norm
-            d_hidden, d_mlp_out = _adapter_backward(d, at.mlp_hidden, adapters[second])
+            d_hidden, d_mlp_out = branch.adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
             d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
             d_normed = d_mlp_in @ block["mlp.fc1.weight"]
@@ -301,7 +301,7 @@ class _Trunk(torch.autograd.Function):
 
             # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head
             heads = at.attention_logs.shape[1]
-            d_hidden, d_attended, delta = _adapter_backward_to_heads(
+            d_hidden, d_attended, delta = branch.adapter_backward_to_heads(
                 d, at.attention_hidden, adapters[first], block["attn.proj.weight"], at.attended, heads
             )
             sums.add_adapter(first, d, at.attention_hidden, at.attention_out, d_hidden)
@@ -326,49 +326,6 @@ class _Trunk(torch.autograd.Function):
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
         d_tokens = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
         return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None, None
-
-
-def _adapter_forward(
-    y: Tensor, x: Tensor, bias: Tensor, weights: AdapterWeights, norm_weights: tuple[Tensor, Tensor], eps: float
-) -> tuple[Tensor, ...]:
-    """In one kernel: adapter, sum and norm, see :func:`morecl.nn.kernels.wide.forward`."""
-    if x.shape[1] > adapter.NARROW:
-        return wide.forward(y, x, bias, weights, norm_weights, eps)
-    return adapter.forward(y, x, bias, weights, norm_weights, eps)[1:]
-
-
-def _mlp_forward(
-    u: Tensor,
-    x: Tensor,
-    block: BlockWeights,
-    weights: AdapterWeights,
-    norm_weights: tuple[Tensor, Tensor],
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """GELU, second product y of the MLP, adapter, sum and norm: y and what :func:`_adapter_forward` returns."""
-    product = block["mlp.fc2.weight"]
-    bias = block["mlp.fc2.bias"]
-    inner = block["mlp.fc1.bias"]
-    if x.shape[1] > adapter.NARROW:
-        y = gelu.forward(u, inner) @ product.t()
-        return y, *wide.forward(y, x, bias, weights, norm_weights, eps)
-    return adapter.forward(u, x, bias, weights, norm_weights, eps, product=(product, inner))  # all in one kernel
-
-
-def _adapter_backward(d: Tensor, r: Tensor, weights: AdapterWeights) -> tuple[Tensor, Tensor]:
-    """See :func:`morecl.nn.kernels.adapter.backward`."""
-    return (wide if d.shape[1] > adapter.NARROW else adapter).backward(d, r, weights)
-
-
-def _adapter_backward_to_heads(
-    d: Tensor, r: Tensor, weights: AdapterWeights, projection: Tensor, seen: Tensor, heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`morecl.nn.kernels.adapter.backward_to_heads`."""
-    if d.shape[1] > adapter.NARROW:
-        p, dh = wide.backward(d, r, weights)
-        e = dh @ projection
-        return p, e, attention.head_sums(seen, e, heads)
-    return adapter.backward_to_heads(d, r, weights, projection, seen, heads)
 
 
 class _WeightGradients:
