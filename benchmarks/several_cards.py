@@ -261,7 +261,7 @@ def main() -> None:
         return found["steps"][str(options.batch)][clock(found)]
 
     if options.h200:
-        costs |= {"DeiT-Ti, H200": h200("deit-tiny", 192, 12), "DeiT-S, H200": h200("deit-small", 384, 12)}
+        costs |= {"DeiT-Ti, H200": h200("deit-tiny", 192, 12), "ViT-S, H200": h200("vit-small", 384, 12)}
     record = {
         "schema": "morecl.several-cards/1",
         "batch": options.batch,

@@ -1,10 +1,11 @@
 """All frozen blocks with their adapters, forward and backward, in our own kernels and cuBLAS matrix products.
 
 Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half precision on a GPU, with 17 kernels per block
-(forward and backward) instead of about 40 that torch's compiler generates, and nothing else to compile. With 192 or 384
-dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its numbers are in
-registers, gradients are written where the next kernel reads them, and partial gradients of the trained weights are
-added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was slower.
+(forward and backward; 21 for wide tokens) instead of about 40 that torch's compiler generates, and nothing else to
+compile. With few dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its
+numbers are in registers, gradients are written where the next kernel reads them, and partial gradients of the trained
+weights are added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was
+slower. With more than 192 dimensions that holds for all products but those of the adapters.
 
 Trained weights are float32, are rounded to half precision for products, and get float32 gradients.
 
@@ -46,17 +47,19 @@ def _has_triton() -> bool:
 AVAILABLE = _has_triton()
 
 if AVAILABLE:
-    from morecl.nn.kernels import adapter, attention, class_token, gelu, norm
+    from morecl.nn.kernels import adapter, attention, branch, class_token, gelu, norm
 
-MAX_DIM = 384  # wider tokens do not fit into registers, and wait less for memory
+MAX_DIM = 768  # nothing wider was measured
 
 # Milliseconds of a training step of MORE with 64 + 64 images at 224 px on an H200: with these kernels, and with torch's
 # compiler. By dimensions of a token and neurons of an adapter; see benchmarks/README.md.
 STEP_TIMES = {
     (192, 64): (4.75, 6.7),
     (192, 128): (5.44, 6.89),
-    (384, 64): (12.27, 12.13),
-    (384, 128): (13.67, 12.42),
+    (384, 64): (8.97, 12.09),
+    (384, 128): (9.95, 12.42),
+    (768, 64): (22.77, 26.43),
+    (768, 128): (24.3, 26.86),
 }
 _forced: bool | None = None
 
@@ -236,22 +239,16 @@ class _Trunk(torch.autograd.Function):
                 key_value = query
                 attended, logs = attention.forward(query, images, heads)
 
-            # projection; then in one kernel: first adapter, sum, second norm
+            # projection, first adapter, sum, second norm
             attention_out = attended @ block["attn.proj.weight"].t()
-            _, attention_hidden, middle, normed, middle_moments = adapter.forward(
+            attention_hidden, middle, normed, middle_moments = branch.adapter_forward(
                 attention_out, x, block["attn.proj.bias"], adapters[2 * i], norms[2 * i + 1], eps[0]
             )
 
-            # first product of the MLP; then in one kernel: GELU, second product, second adapter, sum, next norm
+            # MLP, second adapter, sum, next norm
             mlp_in = normed @ block["mlp.fc1.weight"].t()
-            mlp_out, mlp_hidden, x, normed, moments = adapter.forward(
-                mlp_in,
-                middle,
-                block["mlp.fc2.bias"],
-                adapters[2 * i + 1],
-                norms[2 * i + 2],
-                eps[1] if is_last else eps[0],
-                product=(block["mlp.fc2.weight"], block["mlp.fc1.bias"]),
+            mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
+                mlp_in, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0]
             )
 
             if needs_gradients:
@@ -296,7 +293,7 @@ class _Trunk(torch.autograd.Function):
             second = 2 * i + 1
 
             # second adapter, MLP, second norm
-            d_hidden, d_mlp_out = adapter.backward(d, at.mlp_hidden, adapters[second])
+            d_hidden, d_mlp_out = branch.adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
             d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
             d_normed = d_mlp_in @ block["mlp.fc1.weight"]
@@ -304,7 +301,7 @@ class _Trunk(torch.autograd.Function):
 
             # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head
             heads = at.attention_logs.shape[1]
-            d_hidden, d_attended, delta = adapter.backward_to_heads(
+            d_hidden, d_attended, delta = branch.adapter_backward_to_heads(
                 d, at.attention_hidden, adapters[first], block["attn.proj.weight"], at.attended, heads
             )
             sums.add_adapter(first, d, at.attention_hidden, at.attention_out, d_hidden)

@@ -31,9 +31,10 @@ HERE = os.path.dirname(__file__)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 # images, image size in patches of 4 pixels, dimensions, heads, bottleneck. Tokens (patches and a class token) fill one
-# tile and part of another, less than a tile, exactly one; all supported widths of heads and bottlenecks, with padding
-SHAPES = [(2, (8, 9), 192, 3, 64), (3, (2, 5), 128, 4, 20), (1, (7, 9), 64, 4, 128)]
-GPU_SHAPES = [*SHAPES, (9, (14, 14), 384, 6, 64), (32, (14, 14), 192, 3, 64)]
+# tile and part of another, less than a tile, exactly one; all supported widths of heads and bottlenecks, with padding;
+# the last one is wide
+SHAPES = [(2, (8, 9), 192, 3, 64), (3, (2, 5), 128, 4, 20), (1, (7, 9), 64, 4, 128), (2, (5, 7), 256, 8, 64)]
+GPU_SHAPES = [*SHAPES, (9, (14, 14), 384, 6, 64), (5, (14, 14), 768, 12, 128), (32, (14, 14), 192, 3, 64)]
 EPS = 1e-6, 1e-2  # of the blocks' norms and of the last norm
 # float32 rounds by 6e-8, which grows to this through two blocks; a wrong gradient of any part is far larger
 FLOAT32_ERROR = 5e-6
@@ -230,6 +231,43 @@ close(dw2.view(dim, k), d.T @ r), close(dw1.view(k, dim), p.T @ y), close(db2, d
 
 
 @needs_triton
+@pytest.mark.parametrize(("dim", "k"), [(384, 64), (768, 128)])
+def test_the_kernels_for_wide_tokens_are_float64s(interpreted: Callable[[str], None], dim: int, k: int) -> None:
+    """The mean of the sum is far above its standard deviation: a variance from sums of squares would be inexact."""
+    interpreted(f"""
+from morecl.nn.kernels import attention, wide
+from morecl.nn.kernels import gelu as gelu_kernels
+def close(one, other, error=1e-6):
+    assert (one.double() - other).norm() < error * other.norm()
+count, dim, k = wide.launch(wide.FORWARD, {dim}, {k}).tile + 3, {dim}, {k}
+draw = generator(0, "wide")
+def random(*shape):
+    return torch.randn(*shape, generator=draw)
+y, x, d, bias, b2, w, v = *(random(count, dim) for _ in range(3)), *(random(dim) for _ in range(4))
+x[:, ::3] += 200
+x[:, 1::3] += 203
+x[:, 2::3] += 206
+adapter = AdapterWeights(w1=random(k, dim), b1=random(k), w2=0.01 * random(dim, k), b2=b2)
+r, total, normed, moments = wide.forward(y, x, bias, adapter, (w, v), 1e-6)
+p, dh = wide.backward(d, r, adapter)
+w1, b1, w2, b2, y, x, d, bias, w, v = (part.double() for part in (*adapter, y, x, d, bias, w, v))
+h = y + bias
+exact_r = (h @ w1.T + b1).relu()
+exact_total = x + h + exact_r @ w2.T + b2
+close(r, exact_r), close(total, exact_total), close(moments[0], exact_total.mean(1))
+# the rest as it follows from the rounded sum, in which float32 leaves an error of 1e-5 beside the mean
+total = total.double()
+close(moments[1], 1 / (total.var(1, correction=0) + 1e-6).sqrt())
+close(normed, F.layer_norm(total, (dim,), w, v, 1e-6), 1e-5)
+exact_p = (r > 0) * (d @ w2)
+close(p, exact_p), close(dh, d + exact_p @ w1)
+
+close(attention.head_sums(x.float(), d.float(), 6), (x.float() * d.float()).double().unflatten(1, (6, -1)).sum(2), 1e-5)
+close(gelu_kernels.forward(y.float(), bias.float()), F.gelu(y + bias))
+""")
+
+
+@needs_triton
 def test_padding_tokens_do_not_count_even_if_all_logits_are_low(interpreted: Callable[[str], None]) -> None:
     """All logits are far below zero, so a padding key of zeros would win the softmax."""
     interpreted("""
@@ -286,7 +324,14 @@ for one, other in zip(*gradients, strict=True):
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("dim", "heads", "k", "capability", "shared"), [(192, 3, 64, 86, 99), (192, 3, 64, 90, 227), (384, 6, 128, 86, 99)]
+    ("dim", "heads", "k", "capability", "shared"),
+    [
+        (192, 3, 64, 86, 99),
+        (192, 3, 64, 90, 227),
+        (192, 3, 128, 86, 99),
+        (384, 6, 64, 90, 227),
+        (768, 12, 128, 86, 99),
+    ],
 )
 def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory(
     dim: int, heads: int, k: int, capability: int, shared: int
@@ -296,27 +341,41 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from morecl.nn.kernels import adapter, attention, class_token, norm
+    from morecl.nn.kernels import adapter, attention, class_token, norm, wide
     from morecl.nn.kernels import gelu as gelu_kernels
+
+    def launch(choices: dict[tuple[int, int], wide.Launch]) -> tuple[dict[str, int], dict[str, int]]:
+        tile, chunk, warps, stages = wide.launch(choices, dim, k)
+        return {"D": dim, "K": k, "TILE": tile, "CHUNK": chunk, "STAGES": stages}, {"num_warps": warps}
 
     tiles = {"D": dim, "K": k, "TILE": adapter.TILE, "CHUNK": adapter.CHUNK}
     head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}
-    rows = {"D": dim, "WIDTH": 256 if dim == 192 else 512, "ROWS": norm.ROWS}
-    how = adapter._launch(dim)
+    rows = {"D": dim, "WIDTH": {192: 256, 384: 512, 768: 1024}[dim], "ROWS": norm.ROWS}
+    inner = {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}
     kernels: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
-        (adapter._adapt, tiles | {"H": 0}, how),
-        (adapter._adapt, tiles | {"H": 4 * dim}, how),
-        (adapter._adapt_backward, tiles | {"WIDTH": 0}, how),
-        (adapter._adapt_backward, tiles | {"WIDTH": dim // heads}, how),
-        (adapter._adapter_gradients, tiles | {"PART": adapter.PART}, {}),
+        (adapter._adapter_gradients, tiles | {"PART": adapter._part(dim)}, adapter._gradients_launch(dim, k)),
         (attention._attend, head | {"REST": 16}, attention.FORWARD),
         (attention._attend_backward, head | {"REST": 16}, attention.BACKWARD),
         (class_token._attend_once, head, {}),
         (class_token._attend_once_backward, head, {}),
-        (gelu_kernels._gelu_backward, {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}, {}),
-        (norm._norm, rows, {"num_warps": norm.WARPS}),
-        (norm._norm_backward, rows | {"PART": norm.PART, "PASSED": True}, {"num_warps": norm.WARPS}),
+        (gelu_kernels._gelu_backward, inner, {}),
+        (norm._norm, rows, {"num_warps": norm.warps(dim)}),
+        (norm._norm_backward, rows | {"PART": norm.PART, "PASSED": True}, {"num_warps": norm.warps(dim)}),
     ]
+    if dim > adapter.NARROW:
+        kernels += [
+            (wide._adapt_wide, *launch(wide.FORWARD)),
+            (wide._adapt_wide_backward, *launch(wide.BACKWARD)),
+            (attention._attend_sums, {"WIDTH": dim // heads, "SUMS": attention.SUMS}, {}),
+            (gelu_kernels._gelu, inner, {}),
+        ]
+    else:
+        kernels += [
+            (adapter._adapt, tiles | {"H": 0}, adapter.LAUNCH),
+            (adapter._adapt, tiles | {"H": 4 * dim}, adapter.LAUNCH),
+            (adapter._adapt_backward, tiles | {"WIDTH": 0}, adapter.LAUNCH),
+            (adapter._adapt_backward, tiles | {"WIDTH": dim // heads}, adapter.LAUNCH),
+        ]
     kinds = dict.fromkeys(("sums", "moments", "logs", "delta", "norm_weight", "norm_bias"), "*fp32")
     kinds |= {"count": "i32", "eps": "fp32"}
     for kernel, constants, options in kernels:
@@ -327,7 +386,7 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         source = ASTSource(kernel, signature, values, aligned)
         result = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert result.metadata.shared <= shared * 1024
-        if kernel is adapter._adapt:  # ReLU must propagate NaN, which it does not by default
+        if kernel in (adapter._adapt, wide._adapt_wide):  # ReLU must propagate NaN, which it does not by default
             assert "max.NaN.f32" in result.asm["ptx"] and "max.f32" not in result.asm["ptx"]
 
 
@@ -394,10 +453,10 @@ def test_blocks_the_kernels_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def block(dim: int = 192, heads: int = 3, **changes: Any) -> Any:
         return VisionTransformer(8, 4, embed_dim=dim, depth=1, num_heads=heads, num_classes=0, **changes).blocks[0]
 
-    for supported in (block(), block(384, 6), block(64, 4)):
+    for supported in (block(), block(384, 6), block(768, 12), block(64, 4)):
         assert fused.supports_block(supported)
     for other in (
-        block(768, 12),
+        block(1024, 16),
         block(96, 3),  # not a multiple of 64 dimensions
         block(256, 2),  # heads of 128
         block(qkv_bias=False),

@@ -1,5 +1,7 @@
 """An adapter and its neighbours at the end of a block's branch, in one kernel forward and two backward.
 
+The kernels for narrow tokens; :mod:`morecl.nn.kernels.wide` has those for wide ones. The gradients are for both.
+
 For N tokens of D dimensions, a bottleneck of K, and a product y without its frozen bias b, ``h = y + b``:
 
 - forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and the norm of x', tile by tile. In the MLP branch
@@ -7,7 +9,7 @@ For N tokens of D dimensions, a bottleneck of K, and a product y without its fro
 - backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``. In the attention branch, where
   ``y = a W'``, the kernel goes on to ``e = dh W``, the gradient of a, and to the sum of e a over each head;
 - gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (without the share of the bias, ``db1 b'``), ``db2 = sum d``,
-  ``db1 = sum p``, each summed over parts of 576 tokens; the parts are added up later, in a fixed order.
+  ``db1 = sum p``, each summed over parts of the tokens; the parts are added up later, in a fixed order.
 
 Products are accumulated in float32 and rounded when they are multiplied or stored.
 """
@@ -24,8 +26,10 @@ from morecl.nn.kernels.gelu import normal
 
 TILE = 64  # tokens per program
 CHUNK = 64  # dimensions per step
-PART = 9 * TILE  # tokens over which one program sums the gradients of the weights
+PART = 9 * TILE  # tokens over which one program sums the gradients of the weights; more if tokens are wide
 WIDTHS = (64, 128)  # supported sizes of the bottleneck
+LAUNCH = {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
+NARROW = 192  # dimensions up to which tokens are narrow: a tile of them and the neighbours' products fit into registers
 
 
 def forward(
@@ -56,7 +60,7 @@ def forward(
     moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt[(triton.cdiv(count, TILE),)](
         u, weight, inner, y, x, bias, *adapter, *norm, r, total, normed, moments,
-        count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **_launch(dim),
+        count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **LAUNCH,
     )  # fmt: skip
     return y, r, total, normed, moments
 
@@ -84,25 +88,35 @@ def _backward(
     delta = d.new_empty(count, heads, dtype=torch.float32)
     _adapt_backward[(triton.cdiv(count, TILE),)](
         d, r, adapter.w1, adapter.w2, projection, seen, p, out, delta, count,
-        dim, k, TILE, CHUNK, dim // heads if heads else 0, **_launch(dim),
+        dim, k, TILE, CHUNK, dim // heads if heads else 0, **LAUNCH,
     )  # fmt: skip
     return p, out, delta
-
-
-def _launch(dim: int) -> dict[str, int]:
-    return {"num_warps": 4, "num_stages": 2, "maxnreg": 168} if dim <= 256 else {"num_warps": 8, "num_stages": 2}
 
 
 def gradients(d: Tensor, r: Tensor, y: Tensor, p: Tensor, sums: Tensor) -> None:
     """Write the gradients of the weights to ``sums``, of shape :func:`parts`."""
     count, dim = y.shape
     k = r.shape[1]
-    _adapter_gradients[(dim // CHUNK, sums.shape[0])](d, r, y, p, sums, count, dim, k, PART, TILE, CHUNK)
+    _adapter_gradients[(dim // CHUNK, sums.shape[0])](
+        d, r, y, p, sums, count, dim, k, _part(dim), TILE, CHUNK, **_gradients_launch(dim, k)
+    )
 
 
 def parts(count: int, dim: int, k: int) -> tuple[int, int]:
     """Shape of an adapter's sums: a row per part of the tokens, with dW2 (D, K), dW1 (K, D), db2 (D), db1 (K)."""
-    return triton.cdiv(count, PART), 2 * dim * k + dim + k
+    return triton.cdiv(count, _part(dim)), 2 * dim * k + dim + k
+
+
+def _gradients_launch(dim: int, k: int) -> dict[str, int]:
+    """Measured for wide tokens with eight warps if K is 128, for narrow ones always with four."""
+    if dim > NARROW and k > 64:
+        return {"num_warps": 8, "num_stages": 2}
+    return {"num_warps": 4, "num_stages": 3}
+
+
+def _part(dim: int) -> int:
+    """With a program per chunk and part, wide tokens need fewer parts to fill a GPU; each is written and read again."""
+    return PART * max(1, dim // 384)
 
 
 @triton.jit(do_not_specialize=["count"])

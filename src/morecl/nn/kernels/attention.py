@@ -2,7 +2,7 @@
 
 ``S = Q K' / sqrt(W)``, ``P = softmax(S)``, ``O = P V`` for each head of width W; backward, with ``delta = sum(O dO)``:
 ``dV = P' dO``, ``dS = P (dO V' - delta)``, ``dQ = dS K / sqrt(W)``, ``dK = dS' Q / sqrt(W)``. P is never stored but
-computed again from S and the logarithm of its sum; delta is computed with dO (adapter.py).
+computed again from S and the logarithm of its sum; delta is computed with dO (adapter.py), or by :func:`head_sums`.
 
 The kernels of libraries are made for long sequences; for the 197 tokens of an image their backward pass takes three
 kernels and writes dQ, dK and dV to three tensors, which then have to be joined. Here it is one kernel that writes where
@@ -20,6 +20,7 @@ from torch import Tensor
 
 TILE = 64  # tokens per program
 WIDTHS = (16, 32, 64)  # supported widths of a head
+SUMS = 64  # heads of tokens per program of head_sums
 FORWARD = {"num_stages": 2}
 BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
 LOG2_E = tl.constexpr(1 / math.log(2))
@@ -50,10 +51,29 @@ def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -
     return gradient
 
 
+def head_sums(o: Tensor, g: Tensor, heads: int) -> Tensor:
+    """O (N, D) and its gradient (N, D) -> delta (N, heads)."""
+    count, dim = o.shape
+    delta = o.new_empty(count, heads, dtype=torch.float32)
+    _attend_sums[(triton.cdiv(count * heads, SUMS),)](o, g, delta, count * heads, dim // heads, SUMS)
+    return delta
+
+
 def _rest(length: int) -> int:
     """Size of the tile for the remaining tokens; 0 if there are none."""
     rest = length % TILE
     return max(16, triton.next_power_of_2(rest)) if rest else 0
+
+
+@triton.jit(do_not_specialize=["count"])
+def _attend_sums(o, g, delta, count, WIDTH: tl.constexpr, SUMS: tl.constexpr):
+    """In memory, the heads of all tokens follow one another."""
+    row = tl.program_id(0).to(tl.int64) * SUMS + tl.arange(0, SUMS)
+    place = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = row < count
+    product = tl.load(o + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    product *= tl.load(g + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    tl.store(delta + row, tl.sum(product, 1), mask=inside)
 
 
 @triton.jit

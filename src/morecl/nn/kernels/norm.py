@@ -14,7 +14,6 @@ from torch import Tensor
 
 ROWS = 2  # tokens per step
 PART = 32  # tokens over which one program sums the gradients of the weights
-WARPS = 2
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -23,7 +22,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
     n = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _norm[(triton.cdiv(count, ROWS),)](
-        x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=WARPS
+        x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=warps(dim)
     )
     return n, moments
 
@@ -34,7 +33,7 @@ def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weigh
     d = torch.empty_like(x)
     _norm_backward[(sums.shape[0],)](
         g, x if passed is None else passed, x, moments, weight, d, sums, count,
-        dim, triton.next_power_of_2(dim), ROWS, _part(count), passed is not None, num_warps=WARPS,
+        dim, triton.next_power_of_2(dim), ROWS, _part(count), passed is not None, num_warps=warps(dim),
     )  # fmt: skip
     return d
 
@@ -42,6 +41,11 @@ def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weigh
 def parts(count: int, dim: int) -> tuple[int, int, int]:
     """Shape of a norm's sums: dw (D) and dv (D) per part of the tokens."""
     return triton.cdiv(count, _part(count)), 2, dim
+
+
+def warps(dim: int) -> int:
+    """So many that the sums of wide tokens fit into registers."""
+    return 2 if dim <= 512 else 4
 
 
 def _part(count: int) -> int:

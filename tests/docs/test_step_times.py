@@ -1,0 +1,85 @@
+"""Times of training steps on the page on speed and in the table that chooses who trains are those of the records."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from morecl.nn import fused
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PAGE = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+NAMES = {"ViT-S/16": "vit-small", "ViT-B/16": "vit-base"}
+COMPILED = {"vit-small-224-step": "deit-small-224-step-compiled"}  # measured with a backbone of the same shape
+
+Shape = tuple[int, int]
+
+
+def read(name: str) -> Any:
+    return json.loads((BENCHMARKS / f"h200-{name}.json").read_text())
+
+
+def recorded_ms(backbone: str, bottleneck: int, who: str) -> float:
+    """A step of 128 images that was recorded without a profile."""
+    (ms,) = (
+        step["ms"]
+        for step in read("vit-tiny-latency")["training steps"]
+        if (step["backbone"], step["bottleneck"], step["images per step"], step["with"])
+        == (backbone, bottleneck, 128, who)
+    )
+    return float(ms)
+
+
+def share(record: Any) -> float:
+    return float(100 * record["arithmetic_microseconds"] / record["step_microseconds"])
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[Shape, tuple[str, list[str]]]:
+    """By dimensions and neurons: the name of the records and the cells."""
+    found = re.findall(r"^\| (ViT-\S+) \| (\d+) \| (\d+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert len(found) == 4
+    return {
+        (int(dim), int(k)): (f"{NAMES[name]}-224-step" + ("-128" if k == "128" else ""), cells)
+        for name, dim, k, *cells in found
+    }
+
+
+def test_the_table_of_wide_backbones_is_that_of_the_records(rows: dict[Shape, tuple[str, list[str]]]) -> None:
+    for (dim, k), (name, cells) in rows.items():
+        records = [read(name)]
+        assert records[0]["settings"]["bottleneck"] == k and records[0]["backbone"].startswith(f"vit_{name[4:8]}")
+        assert any(kernel["name"] == "_adapt_wide" for kernel in records[0]["kernels"])
+        if (dim, k) != (384, 128):
+            records.append(read(COMPILED.get(name, f"{name}-compiled")))
+            assert records[1]["settings"]["bottleneck"] == k
+            assert not any(kernel["name"] == "_adapt_wide" for kernel in records[1]["kernels"])
+        assert all(record["images"] == 128 and record["image_size"] == 224 for record in records)
+        expected = [f"{record['step_microseconds'] / 1e3:.2f} ({share(record):.1f} %)" for record in records]
+        if (dim, k) == (384, 128):
+            expected.append(f"{recorded_ms('deit_small_patch16_224', 128, 'compiler'):.2f}")
+        assert cells == expected
+
+
+def test_the_table_that_chooses_who_trains_is_that_of_the_records(rows: dict[Shape, tuple[str, list[str]]]) -> None:
+    found = {shape: tuple(float(cell.split()[0]) for cell in cells) for shape, (_, cells) in rows.items()}
+    found[192, 128] = (
+        round(recorded_ms("vit_tiny_patch16_224", 128, "kernels"), 2),
+        round(recorded_ms("vit_tiny_patch16_224", 128, "compiler"), 2),
+    )
+    kernels, compiler = fused.STEP_TIMES[192, 64]  # the compiler's time is in no record
+    assert kernels == round(read("deit-tiny-224-step")["step_microseconds"] / 1e3, 2)
+    assert found | {(192, 64): (kernels, compiler)} == fused.STEP_TIMES
+
+
+def test_the_parts_of_a_step_are_those_of_the_records() -> None:
+    records = [read(f"{name}-224-step") for name in NAMES.values()]
+    cells = PAGE.partition("| | ViT-S | ViT-B |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([^|(]+?)(?: \(cuBLAS\))? \| ([\d,]+) \| ([\d,]+) \|$", cells, re.MULTILINE)
+    for record, column in zip(records, (1, 2), strict=True):
+        expected = {group["name"]: f"{group['microseconds']:,.0f}" for group in record["groups"]}
+        assert {row[0]: row[column] for row in rows} == expected
