@@ -44,7 +44,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Group(BaseModel):
-    """One ``[[runs]]`` of a suite."""
+    """One ``[[runs]]`` of a suite. ``seeds``: only those of the suite's seeds, for runs in which chance has no part."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -52,6 +52,7 @@ class Group(BaseModel):
     benchmarks: list[str] = Field(min_length=1)
     variant: str | None = Field(None, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     settings: dict[str, Any] = {}
+    seeds: list[int] | None = Field(None, min_length=1)
     tasks: _Count | Annotated[list[_Count], Field(min_length=1)] | None = None
     train_per_class: _Count | None = None
     test_per_class: _Count | None = None
@@ -147,6 +148,8 @@ def plan(
     for seed in seeds:
         for group in suite.runs:
             _check_variant(suite, group)
+            if group.seeds is not None and seed not in group.seeds:
+                continue
             for benchmark in group.benchmarks:
                 for method in group.methods:
                     common = {**suite.settings, **suite.methods.get(method, {}), **given}

@@ -219,6 +219,7 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
         ("frontier", 10, 3, 81),
+        ("shipped", 20, 4, 651),
     ],
 )
 def test_packaged_suites_have_the_size_that_their_heads_say(
@@ -227,11 +228,11 @@ def test_packaged_suites_have_the_size_that_their_heads_say(
     suite = load_suite(name)
     assert len({method for group in suite.runs for method in group.methods}) == methods
     assert len({benchmark for group in suite.runs for benchmark in group.benchmarks}) == benchmarks
-    assert sum(len(g.methods) * len(g.benchmarks) * len(suite.seeds) for g in suite.runs) == runs
+    assert sum(len(g.methods) * len(g.benchmarks) * len(g.seeds or suite.seeds) for g in suite.runs) == runs
 
 
 def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
-    assert len(suite_names()) == 14
+    assert len(suite_names()) == 15
     assert set(load_suite("smoke").runs[0].methods) == set(paper.METHODS) >= set(METHODS)
 
 
@@ -246,6 +247,21 @@ def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
 )
 def test_suites_share_runs(part: str, whole: str) -> None:
     assert planned(part).items() <= planned(whole).items()
+
+
+def test_runs_without_chance_have_fewer_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("""
+        description = "x"
+        seeds = [0, 1, 2]
+        runs = [
+            { methods = ["more"], benchmarks = ["digits-5t"] },
+            { methods = ["ncm"], benchmarks = ["digits-5t"], seeds = [0, 4] },
+        ]
+    """)
+    found = [(run.request.method, run.request.seed) for run in plan(load_suite(str(file)), OUT)]
+    assert sorted(found) == [("more", 0), ("more", 1), ("more", 2), ("ncm", 0)]
+    assert [run.request.method for run in plan(load_suite(str(file)), OUT, seeds=[1])] == ["more"]
 
 
 def test_half_memory_is_half_of_each_recipes_memory() -> None:
