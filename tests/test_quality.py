@@ -38,14 +38,15 @@ def test_source_files_are_short_enough_to_read() -> None:
 def test_recipes_load_and_their_settings_are_known(name: str) -> None:
     recipe = load_recipe(name)
     known = set().union(*(method.Config.model_fields for method in METHODS.values()))
-    assert recipe.settings.keys() <= known
-    assert recipe.methods.keys() <= METHODS.keys()
+    for _, method, table in recipe.tables():
+        assert method is None or method in METHODS
+        assert table.keys() <= (METHODS[method].Config.model_fields.keys() if method else known)
     for method, cls in METHODS.items():
-        own = recipe.methods.get(method, {})
-        assert own.keys() <= cls.Config.model_fields.keys()
-        settings = {key: value for key, value in recipe.settings_for(method).items() if key in cls.Config.model_fields}
-        config = cls.Config.parse(settings)
-        assert all(getattr(config, key) == value for key, value in settings.items())
+        for included in (False, True):
+            of_recipe = recipe.settings_for(method, included=included)
+            settings = {key: value for key, value in of_recipe.items() if key in cls.Config.model_fields}
+            config = cls.Config.parse(settings)
+            assert all(getattr(config, key) == value for key, value in settings.items())
 
 
 def test_the_methods_pages_have_the_numbers_of_the_records() -> None:
