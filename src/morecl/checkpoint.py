@@ -25,7 +25,8 @@ from morecl.files import atomic_folder, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
-from morecl.statefile import StateFile
+from morecl.pictures import Pictures
+from morecl.statefile import StateFile, write_with_images
 
 LEARNER_FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"
@@ -80,7 +81,7 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
     classes = [encode(label) for label in learner.classes]
-    _save_tensors(learner.state(), folder / STATE)
+    _save_tensors(learner.state(), folder / STATE, learner.memory.unread)
     included = include_backbone and learner.backbone.name != SHIPPED
     if included:
         _save_tensors(dict(learner.backbone.state), folder / BACKBONE)
@@ -127,7 +128,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
             raise ValueError("two classes have the same label")
         learner = cls(config, loaded)
         state.check_fits(learner, classes, description.task_sizes)
-        learner.restore(classes, description.task_sizes, state.read(classes))
+        unread = state.unread() if cls.keeps_all else None
+        learner.restore(classes, description.task_sizes, state.read(classes, unread is None), unread)
     except InputError:
         raise
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
@@ -219,9 +221,10 @@ def _damaged(path: Path, reason: str) -> InputError:
     return InputError(f"{path} is damaged: {reason}")
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def _save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None = None) -> None:
+    found = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        save_file(found, path) if unread is None else write_with_images(path, found, unread)
     except SafetensorError as error:  # also wraps errors of the disk
         raise OSError(f"cannot write {path.name}: {error}") from error
 

@@ -1,7 +1,11 @@
-"""``state.safetensors``, read with suspicion: the header is checked before memory is taken, the values afterwards."""
+"""``state.safetensors``, read with suspicion: the header is checked before memory is taken, the values afterwards.
+
+Images that a learner keeps but that are not in memory are written and read in chunks.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,10 +16,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from morecl import pictures
+from morecl.data.pixels import FilePart
 from morecl.labels import Forgotten
 from morecl.methods import Learner
+from morecl.pictures import Pictures
 
 MODEL, MEMORY, EXTRAS, FORGOTTEN = "model.", "memory.", "memory.extras.", "rule.forgotten"
+IMAGES = f"{MEMORY}images"
+LENGTH = 8  # bytes that hold the length of the header, and of which the header's length is a multiple
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -80,9 +89,19 @@ class StateFile:
         self._check_model(expected, {name for name in expected if _later(learner, name)})
         self._check_memory(learner.memory.size)
 
-    def read(self, classes: Sequence[Hashable]) -> dict[str, Tensor]:
-        """All tensors, after a check of their values for a learner of these classes."""
-        state = load_file(self.path)
+    def unread(self) -> Pictures | None:
+        """The images of the memory, left in the file, if they are too many to be held. Call it after the checks."""
+        shape = self.entries[IMAGES].shape
+        if math.prod(shape) <= pictures.HELD_BYTES:
+            return None
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH), "little")
+            begin, _ = json.loads(file.read(length))[IMAGES]["data_offsets"]
+        return Pictures(FilePart(self.path, LENGTH + length + begin, shape))
+
+    def read(self, classes: Sequence[Hashable], images: bool = True) -> dict[str, Tensor]:
+        """All tensors, or all but the memory's images, after a check of their values for a learner of these classes."""
+        state = load_file(self.path) if images else self._without_images()
         for name, value in state.items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{name} holds NaN or infinite numbers")
@@ -96,6 +115,10 @@ class StateFile:
             if name.endswith(".counts") and value.numel() and not 0 <= float(value.min()) <= float(value.max()) < 2**53:
                 raise ValueError(f"{name} holds numbers that count nothing")
         return state
+
+    def _without_images(self) -> dict[str, Tensor]:
+        with safe_open(self.path, "pt") as file:  # copies: else all of the file would stay mapped
+            return {name: file.get_tensor(name).clone() for name in self.entries if name != IMAGES}
 
     def _check_forgotten(self, state: Mapping[str, Tensor], classes: Sequence[Hashable]) -> None:
         """The classes, the memory and the rule must agree about which classes are forgotten; one must be left."""
@@ -124,15 +147,15 @@ class StateFile:
     def _check_memory(self, size: int) -> None:
         """``size``: images the memory may hold; 0 if the method sets no limit."""
         columns = self.entries.get(f"{MEMORY}columns")
-        images = self.entries.get(f"{MEMORY}images")
+        images = self.entries.get(IMAGES)
         if columns is None or images is None:
             raise ValueError("the replay memory is missing")
         count = math.prod(columns.shape)
         if size and count > size:
             raise ValueError(f"the replay memory holds {count} images; its limit is {size}")
         if len(images.shape) != 4 or min(images.shape[1:3]) < 1:
-            raise ValueError(f"{MEMORY}images is {images}")
-        self._check_entry(f"{MEMORY}images", Entry((count, *images.shape[1:3], 3), torch.uint8))
+            raise ValueError(f"{IMAGES} is {images}")
+        self._check_entry(IMAGES, Entry((count, *images.shape[1:3], 3), torch.uint8))
         self._check_entry(f"{MEMORY}columns", Entry((count,), torch.int64))
         self._check_entry(f"{MEMORY}seen", Entry((), torch.int64))
         for name, entry in self.entries.items():
@@ -143,6 +166,35 @@ class StateFile:
         found = self.entries.get(name)
         if found != expected:
             raise ValueError(f"{name} is {found or 'missing'} instead of {expected}")
+
+
+def write_with_images(path: Path, tensors: Mapping[str, Tensor], images: Pictures) -> None:
+    """Write ``tensors``, which are contiguous, and the memory's ``images`` as safetensors would.
+
+    The format (github.com/huggingface/safetensors): the length of the header in 8 bytes, the header in JSON, filled up
+    with blanks, and the bytes of the tensors without gaps; here larger types first, so that all are aligned.
+    """
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {}
+    end = 0
+
+    def describe(name: str, dtype: torch.dtype, shape: Sequence[int], size: int) -> None:
+        nonlocal end
+        header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+
+    for name, tensor in ordered:
+        describe(name, tensor.dtype, tensor.shape, tensor.nbytes)
+    describe(IMAGES, torch.uint8, images.shape, images.nbytes)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(LENGTH, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for part in images.chunks():
+            file.write(part.data)
 
 
 def _later(learner: Learner, name: str) -> bool:
