@@ -117,8 +117,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     """
     path = Path(folder)
     description = _read_description(path)
-    state = _open_state(path, description)
     cls = method_class(description.method)
+    state = _open_state(path, description, cls.keeps_all)
     config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))
     loaded = _load_backbone(path, description.backbone, backbone, config)
     try:
@@ -128,7 +128,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
             raise ValueError("two classes have the same label")
         learner = cls(config, loaded)
         state.check_fits(learner, classes, description.task_sizes)
-        unread = state.unread() if cls.keeps_all else None
+        unread = state.unread()
         learner.restore(classes, description.task_sizes, state.read(classes, unread is None), unread)
     except InputError:
         raise
@@ -186,14 +186,14 @@ def _check_is_learner(path: Path) -> None:
     raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}{hint}")
 
 
-def _open_state(path: Path, description: Description) -> StateFile:
+def _open_state(path: Path, description: Description, leave_images: bool) -> StateFile:
     file = path / STATE
     if not file.is_file():
         raise _damaged(path, f"{STATE} is missing")
     try:
         if _sha256(file) != description.state_sha256:
             raise _damaged(path, f"{STATE} is not the file that was saved (its sha256 differs)")
-        return StateFile(file)
+        return StateFile(file, leave_images)
     except InputError:
         raise
     except (OSError, SafetensorError, ValueError) as error:
