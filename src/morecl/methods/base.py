@@ -34,7 +34,7 @@ from morecl.errors import InputError
 from morecl.images import ImageArray, as_images
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
-from morecl.methods.between_tasks import BetweenTasks
+from morecl.methods.between_tasks import BetweenTasks, State
 from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.capture import SIZES, Replayed, filled_up
@@ -256,11 +256,7 @@ class Learner(BetweenTasks, ABC):
         return {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
 
     def restore(
-        self,
-        classes: Sequence[Hashable],
-        task_sizes: Sequence[int],
-        state: dict[str, Tensor],
-        unread: Pictures | None = None,
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None = None
     ) -> None:
         """Become the learner whose :meth:`state` and ``memory.unread`` these are."""
         self._restore_networks(classes, task_sizes, state, unread)
@@ -356,11 +352,7 @@ class Learner(BetweenTasks, ABC):
         return cast(Kept, self._derived[name])
 
     def _restore_networks(
-        self,
-        classes: Sequence[Hashable],
-        task_sizes: Sequence[int],
-        state: dict[str, Tensor],
-        unread: Pictures | None,
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None
     ) -> None:
         self._derived.clear()
         self.classes[:] = classes

@@ -23,6 +23,7 @@ from morecl.random import generator
 from morecl.task import TaskData, check_label, read_task, refuse_unknown, task_data
 
 SCORING: Role = "scoring"
+State = dict[str, Tensor]
 # Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
 FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
 
@@ -42,11 +43,7 @@ class BetweenTasks(TrainingTools):
 
         def state(self) -> dict[str, Tensor]: ...
         def restore(
-            self,
-            classes: Sequence[Hashable],
-            task_sizes: Sequence[int],
-            state: dict[str, Tensor],
-            unread: Pictures | None = None,
+            self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None = None
         ) -> None: ...
         def _require_finite(self, task: TaskData) -> None: ...
         @property

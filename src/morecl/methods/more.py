@@ -43,6 +43,7 @@ from morecl.config import SCORING, SgdConfig
 from morecl.errors import InputError
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
+from morecl.methods.between_tasks import State
 from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
@@ -357,11 +358,7 @@ class More(ReplayLearner):
         return parts
 
     def _restore_networks(
-        self,
-        classes: Sequence[Hashable],
-        task_sizes: Sequence[int],
-        state: dict[str, Tensor],
-        unread: Pictures | None,
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None
     ) -> None:
         """A learner that was saved without precision matrices gets them here."""
         full = _with_precision(state, len(task_sizes), self.config.shrink_below)
