@@ -2,19 +2,22 @@
 
     python benchmarks/data_beyond_memory.py path --out results/data-beyond-memory                 # 20,000 images
     python benchmarks/data_beyond_memory.py path --images 200000 --out results/data-beyond-memory  # 40 GB of disk
+    python benchmarks/data_beyond_memory.py path --method joint --out results/data-beyond-memory   # 15 GB of disk
+    python benchmarks/data_beyond_memory.py archive [--compressed] --out results/data-beyond-memory  # 100,000 images
     python benchmarks/data_beyond_memory.py speed --device cuda --out results/data-beyond-memory
 
 - ``path``: made-up JPEGs of 256 px, ten tasks, MORE on the included backbone at 8 px, so that the data and not the
   network take the time. One step per epoch; statistics, memory and scores see all images. The images stay at 256 px.
   Memory is bounded as ``ulimit -v`` does it: once Python, torch and the network are loaded, the address space may grow
   by what is missing to ``--memory-gb``. The run must end; the peak is what the system reports. ``--streamed``: without
-  the cache on disk.
+  the cache on disk. With ``--method joint`` the learner, which keeps all images, is also saved and loaded at the end.
+- ``archive``: the same with a made-up tinyimagenet.npz, 64 px, noise; a tenth as many test images as training images.
 - ``speed``: one task of images of 256 px, fine-tuning with ViT-Ti/16 at 224 px (random weights), images per second of
   an epoch: from an array in memory and from the cache, with tokens computed once and for each batch, and with images
   that do not fit on the device. From the cache should be at most 5 % slower. ``--device cpu`` is slow: use few images.
 
 Of the images only ``--distinct`` are different; the others are hard links to them, which makes no difference to
-reading, decoding or the cache. Each part writes OUT/PART-IMAGES[-streamed|-DEVICE].json.
+reading, decoding or the cache. Each part writes OUT/PART-IMAGES[-METHOD][-streamed|-compressed|-DEVICE].json.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from PIL import Image
 
 PX = 256
 CLASSES_PER_TASK = 2
+TINY_PX, TINY_CLASSES = 64, 200
 ROUGH = 32  # pixels of noise that are enlarged: JPEGs of some 20 kB
 
 
@@ -54,6 +58,18 @@ def write_jpegs(folder: Path, images: int, classes: int, distinct: int) -> None:
         else:
             first = i % (distinct - distinct % classes)  # of the same class
             os.link(folder / f"class-{first % classes:03d}" / f"{first // classes:06d}.jpg", target)
+
+
+def write_archive(folder: Path, images: int, compressed: bool) -> None:
+    """FOLDER/tinyimagenet.npz: ``images`` to learn, a tenth as many to test, as many of each class."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    counts = {"train": images, "test": images // 10}
+    arrays: dict[str, Any] = {"classes": np.array([f"class {c}" for c in range(TINY_CLASSES)])}
+    for split, count in counts.items():
+        arrays[f"x_{split}"] = rng.integers(0, 256, (count, TINY_PX, TINY_PX, 3), np.uint8)
+        arrays[f"y_{split}"] = np.arange(count) % TINY_CLASSES
+    (np.savez_compressed if compressed else np.savez)(folder / "tinyimagenet.npz", **arrays)
 
 
 def peak_bytes() -> int:
@@ -105,12 +121,15 @@ def path(photos: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     tools.fit = one_step
     torch.set_num_threads(options.threads)
-    learner = morecl.create("more", image_size=8, epochs=2, memory_size=400, device="cpu", precision="fp32")
+    settings: dict[str, Any] = {"image_size": 8, "epochs": 2, "device": "cpu", "precision": "fp32"}
+    learner = morecl.create(options.method, **settings, **({} if options.method == "joint" else {"memory_size": 400}))
     bound, stages = bound_memory(options.memory_gb), Stages()
-    with stages("open, first time"):
-        stream = build_stream(load_recipe(f"folder:{photos}"), tasks=options.tasks, folder_size=PX)
-    with stages("open, again"):
-        stream = build_stream(load_recipe(f"folder:{photos}"), tasks=options.tasks, folder_size=PX)
+    recipe = load_recipe("tinyimagenet-10t" if options.part == "archive" else f"folder:{photos}")
+    stream = None
+    for name in ("open, first time", "open, again"):
+        with stages(name):
+            del stream
+            stream = build_stream(recipe, data_root=photos, tasks=options.tasks, folder_size=PX)
     with stages("fingerprint"):
         fingerprint = stream.dataset.fingerprint
     evaluator = Evaluator(learner, stream)
@@ -119,11 +138,20 @@ def path(photos: Path, options: argparse.Namespace) -> dict[str, Any]:
             learner.learn_task(task.x_train, task.y_train.tolist())
         with stages("evaluate"):
             step = evaluator.after_task(task.index)
+    if options.method == "joint":
+        saved = photos.parent / "saved"
+        with stages("save"):
+            learner.save(saved)
+        size = (saved / "state.safetensors").stat().st_size
+        del learner, evaluator
+        with stages("load"):
+            morecl.load(saved)
     pixels = sum(int(x.nbytes) for x in (stream.dataset.x_train, stream.dataset.x_test))
     return {
         "train images": len(stream.dataset.y_train),
         "test images": len(stream.dataset.y_test),
         "pixels of all images, GB": round(pixels / 1e9, 3),
+        **({"saved learner, GB": round(size / 1e9, 3)} if options.method == "joint" else {}),
         "memory bound, GB": options.memory_gb,
         "address space, GB": {name: round(value, 3) for name, value in bound.items()},
         "peak resident memory, GB": round(peak_bytes() / 1e9, 3),
@@ -212,8 +240,10 @@ def speed(photos: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["path", "speed"])
-    parser.add_argument("--images", type=int, help="default: 20000; speed: 4096")
+    parser.add_argument("part", choices=["path", "archive", "speed"])
+    parser.add_argument("--images", type=int, help="default: 20000; archive: 100000; speed: 4096")
+    parser.add_argument("--method", choices=["more", "joint"], default="more", help="of path and archive")
+    parser.add_argument("--compressed", action="store_true", help="the archive")
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--distinct", type=int, default=2000, help="images that differ")
     parser.add_argument("--memory-gb", type=float, default=4.0)
@@ -228,9 +258,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--photos", type=Path, help=argparse.SUPPRESS)  # made by the process that started this one
     options = parser.parse_args()
-    options.images = options.images or (20_000 if options.part == "path" else 4096)
+    options.images = options.images or {"path": 20_000, "archive": 100_000, "speed": 4096}[options.part]
     if options.photos:
-        found = {"path": path, "speed": speed}[options.part](options.photos, options)
+        found = {"path": path, "archive": path, "speed": speed}[options.part](options.photos, options)
         options.out.write_text(json.dumps(found), encoding="utf-8")
         return
 
@@ -241,8 +271,11 @@ def main() -> None:
         photos, result = Path(work, "photos"), Path(work, "result.json")
         classes = CLASSES_PER_TASK * options.tasks
         started = time.perf_counter()
-        write_jpegs(photos, options.images, classes, min(options.distinct, options.images))
-        print(f"{options.images:,} JPEGs of {PX} px written in {time.perf_counter() - started:.0f} s", flush=True)
+        if options.part == "archive":
+            write_archive(photos, options.images, options.compressed)
+        else:
+            write_jpegs(photos, options.images, classes, min(options.distinct, options.images))
+        print(f"{options.images:,} images written in {time.perf_counter() - started:.0f} s", flush=True)
         environment = {"MORECL_CACHE": str(Path(work, "cache")), "MALLOC_ARENA_MAX": "2"}
         environment |= {"MORECL_CACHE_GB": "0"} if options.streamed else {}
         command = [sys.executable, __file__, *sys.argv[1:], "--photos", str(photos), "--out", str(result)]
@@ -251,15 +284,18 @@ def main() -> None:
             sys.exit(f"{options.part} failed")
         found = json.loads(result.read_text())
         taken = sum(file.stat().st_size for file in Path(work, "cache").rglob("*")) if not options.streamed else 0
-    kind = options.device if options.part == "speed" else "streamed" if options.streamed else ""
-    target = options.out / f"{'-'.join(filter(None, [options.part, str(options.images), kind]))}.json"
+    kind = [options.device] if options.part == "speed" else []
+    kind += [name for name in ("streamed", "compressed") if getattr(options, name)]
+    method = [options.method] if options.method != "more" else []
+    target = options.out / f"{'-'.join([options.part, str(options.images), *method, *kind])}.json"
     record = {
         "schema": "morecl.data_beyond_memory.v1",
         "part": options.part,
         "images": options.images,
-        "distinct": min(options.distinct, options.images),
-        "tasks": options.tasks if options.part == "path" else 1,
-        "px": PX,
+        "distinct": options.images if options.part == "archive" else min(options.distinct, options.images),
+        "tasks": 1 if options.part == "speed" else options.tasks,
+        "px": TINY_PX if options.part == "archive" else PX,
+        **({"method": options.method} if options.part != "speed" else {}),
         **found,
         "cache on disk, GB": round(taken / 1e9, 3),
         "whole process, seconds": round(time.perf_counter() - started, 1),

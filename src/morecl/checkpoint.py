@@ -25,7 +25,8 @@ from morecl.files import atomic_folder, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
-from morecl.statefile import StateFile
+from morecl.pictures import Pictures
+from morecl.statefile import StateFile, write_with_images
 
 LEARNER_FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"
@@ -80,7 +81,7 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
     classes = [encode(label) for label in learner.classes]
-    _save_tensors(learner.state(), folder / STATE)
+    _save_tensors(learner.state(), folder / STATE, learner.memory.unread)
     included = include_backbone and learner.backbone.name != SHIPPED
     if included:
         _save_tensors(dict(learner.backbone.state), folder / BACKBONE)
@@ -116,8 +117,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     """
     path = Path(folder)
     description = _read_description(path)
-    state = _open_state(path, description)
     cls = method_class(description.method)
+    state = _open_state(path, description, cls.keeps_all)
     config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))
     loaded = _load_backbone(path, description.backbone, backbone, config)
     try:
@@ -127,7 +128,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
             raise ValueError("two classes have the same label")
         learner = cls(config, loaded)
         state.check_fits(learner, classes, description.task_sizes)
-        learner.restore(classes, description.task_sizes, state.read(classes))
+        unread = state.unread()
+        learner.restore(classes, description.task_sizes, state.read(classes, unread is None), unread)
     except InputError:
         raise
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
@@ -184,14 +186,14 @@ def _check_is_learner(path: Path) -> None:
     raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}{hint}")
 
 
-def _open_state(path: Path, description: Description) -> StateFile:
+def _open_state(path: Path, description: Description, leave_images: bool) -> StateFile:
     file = path / STATE
     if not file.is_file():
         raise _damaged(path, f"{STATE} is missing")
     try:
         if _sha256(file) != description.state_sha256:
             raise _damaged(path, f"{STATE} is not the file that was saved (its sha256 differs)")
-        return StateFile(file)
+        return StateFile(file, leave_images)
     except InputError:
         raise
     except (OSError, SafetensorError, ValueError) as error:
@@ -219,9 +221,10 @@ def _damaged(path: Path, reason: str) -> InputError:
     return InputError(f"{path} is damaged: {reason}")
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def _save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None = None) -> None:
+    found = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        save_file(found, path) if unread is None else write_with_images(path, found, unread)
     except SafetensorError as error:  # also wraps errors of the disk
         raise OSError(f"cannot write {path.name}: {error}") from error
 

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from morecl import pictures
 from morecl.errors import InputError
-from morecl.images import ImageArray, to_side
+from morecl.images import to_side
 from morecl.labels import Forgotten
-from morecl.pictures import AnyImages, Pictures, joined
+from morecl.pictures import AnyImages, Pictures, changed, joined
 
 Columns = NDArray[np.int64]
 Extra = NDArray[np.float32]
@@ -26,7 +27,9 @@ class ReplayMemory:
     - :meth:`update`: balanced, ``size // classes seen`` images of each class, drawn at random without replacement;
     - :meth:`update_ranked`: balanced, the first images of an order that the method gives (:func:`herding`);
     - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
-    - :meth:`replace`: the method decides by itself; :meth:`append`: everything is kept, whatever ``size``.
+    - :meth:`replace`: the method decides by itself;
+    - :meth:`keep`: everything is kept, whatever ``size``. Too many images for memory stay where they are: ``images``
+      is then a :class:`Pictures`, else an array.
 
     Between tasks, :meth:`add` takes in further images of known classes, :meth:`drop` removes a class that is forgotten,
     and :meth:`resize` changes ``size``.
@@ -40,7 +43,7 @@ class ReplayMemory:
 
     def __init__(self, size: int, classes: Sequence[Hashable], side: int):
         self.size = size
-        self.images: ImageArray = np.empty((0, side, side, 3), np.uint8)
+        self.images: AnyImages = np.empty((0, side, side, 3), np.uint8)
         self.columns: Columns = np.empty(0, np.int64)  # position of the class in `classes`
         self.extras: dict[str, Extra] = {}  # name -> one row per image
         self.seen = 0  # images offered to the reservoir so far
@@ -161,6 +164,22 @@ class ReplayMemory:
         """Keep everything stored and add all of ``images``."""
         self._store(np.arange(len(self)), images, columns, extras)
 
+    def keep(self, images: AnyImages, columns: Columns) -> None:
+        """Keep everything stored and add all of ``images``.
+
+        Up to ``HELD_BYTES`` in all become one array. More stay where they are, and arrays, which are the user's, are
+        copied. Only the number of bytes decides, so that a learner that was saved and loaded again computes the same.
+        """
+        stored: list[AnyImages] = [self.images] if len(self) else []
+        if stored and self.images.shape[1:] != images.shape[1:]:
+            stored, images = [_resized(self.images, self._side)], _resized(images, self._side)
+        both = joined([*stored, images])
+        if both.nbytes <= pictures.HELD_BYTES:
+            self.images = both[:]
+        else:
+            self.images = both if isinstance(images, Pictures) else joined([*stored, images.copy()])
+        self.columns = np.concatenate([self.columns, columns])
+
     def replace(self, images: AnyImages, columns: Columns, **extras: Extra) -> None:
         """Hold exactly these."""
         self._store(np.empty(0, np.int64), images, columns, extras)
@@ -171,19 +190,20 @@ class ReplayMemory:
         """The stored images, then ``images`` (at the backbone's resize size if the sizes differ)."""
         return _joined(self.images, images, self._side)
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything stored, as tensors by name (not copies)."""
-        extras = {f"extras.{name}": torch.from_numpy(value) for name, value in self.extras.items()}
-        return {
-            "images": torch.from_numpy(self.images),
-            "columns": torch.from_numpy(self.columns),
-            "seen": torch.tensor(self.seen),
-            **extras,
-        }
+    @property
+    def unread(self) -> Pictures | None:
+        """The images, if they are not in memory."""
+        return self.images if isinstance(self.images, Pictures) else None
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Become the memory whose :meth:`state` this is."""
-        self.images = state["images"].numpy()
+    def state(self) -> dict[str, Tensor]:
+        """Everything stored but :attr:`unread`, as tensors by name (not copies)."""
+        images = {} if isinstance(self.images, Pictures) else {"images": torch.from_numpy(self.images)}
+        extras = {f"extras.{name}": torch.from_numpy(value) for name, value in self.extras.items()}
+        return {**images, "columns": torch.from_numpy(self.columns), "seen": torch.tensor(self.seen), **extras}
+
+    def restore(self, state: dict[str, Tensor], unread: Pictures | None = None) -> None:
+        """Become the memory whose :meth:`state` and :attr:`unread` these are."""
+        self.images = state["images"].numpy() if unread is None else unread
         self.columns = state["columns"].numpy()
         self.seen = int(state["seen"])
         self.extras = {
@@ -333,10 +353,20 @@ def last_of_each(slots: Tensor, elsewhere: int) -> Tensor:
     return slots.where(last & (slots >= 0), elsewhere)
 
 
-def _joined(old: ImageArray, new: AnyImages, side: int) -> AnyImages:
-    """``old``, then ``new``; not read yet if ``new`` is not."""
-    if not len(old):
+def _resized(images: AnyImages, side: int) -> AnyImages:
+    """:func:`to_side`, for images that are not in memory when they are read."""
+    if not isinstance(images, Pictures):
+        return to_side(images, side)
+    if images.shape[1:3] == (side, side):
+        return images
+    return changed(images, lambda some: to_side(some, side), (side, side, 3))
+
+
+def _joined(stored: AnyImages, new: AnyImages, side: int) -> AnyImages:
+    """``stored``, then ``new``; not read yet if ``new`` is not."""
+    if not len(stored):
         return new
+    old = np.asarray(stored)
     if old.shape[1:] != new.shape[1:]:
         old, new = to_side(old, side), to_side(np.asarray(new), side)
     return joined([old, new]) if isinstance(new, Pictures) else np.concatenate([old, new])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 ImageArray = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 CHUNK_BYTES = 32 << 20  # read at once when all images are wanted one after the other
+HELD_BYTES = 256 << 20  # of an archive, or kept by `joint`: more images are not held in memory but read when needed
 
 
 class Source(Protocol):
@@ -95,12 +96,21 @@ def chunks(images: AnyImages) -> Iterator[ImageArray]:
 
 def joined(parts: Sequence[AnyImages]) -> Pictures:
     """The images of all ``parts``, one after the other, none of them copied or read yet."""
-    return Pictures(_Joined(parts))
+    pieces: list[AnyImages] = []
+    for piece in (piece for part in parts for piece in _pieces(part)):
+        last = pieces[-1] if pieces else None
+        if isinstance(piece, Pictures) and isinstance(last, Pictures) and piece._source is last._source:
+            pieces[-1] = Pictures(last._source, np.concatenate([last._rows, piece._rows]))
+        else:
+            pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], Pictures) else Pictures(_Joined(pieces))
 
 
-def changed(images: Pictures, change: Callable[[ImageArray], ImageArray]) -> Pictures:
-    """``change(images)``, made when they are read. It must keep the shape (n, H, W, 3)."""
-    return Pictures(_Changed(images, change))
+def changed(
+    images: Pictures, change: Callable[[ImageArray], ImageArray], shape: tuple[int, ...] | None = None
+) -> Pictures:
+    """``change(images)``, made when they are read. ``shape``: of an image then, (H, W, 3), if it is another."""
+    return Pictures(_Changed(images, change, shape or images.shape[1:]))
 
 
 class InMemory:
@@ -116,13 +126,13 @@ class InMemory:
 
 class _Joined:
     def __init__(self, parts: Sequence[AnyImages]):
-        self._parts = parts
+        self.parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
         self.shape = (int(self._ends[-1]), *parts[0].shape[1:])
 
     def read(self, rows: Rows, out: ImageArray) -> None:
         of_part = np.searchsorted(self._ends, rows, side="right")
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             mine = np.flatnonzero(of_part == number)
             if len(mine):
                 inner = rows[mine] - (self._ends[number] - len(part))
@@ -132,10 +142,18 @@ class _Joined:
                     out[mine] = part[inner]
 
 
+def _pieces(images: AnyImages) -> Sequence[AnyImages]:
+    """What ``images`` were joined from, if they are all of it: joining again and again makes no deeper nest."""
+    source = images._source if isinstance(images, Pictures) else None
+    if not isinstance(source, _Joined) or not isinstance(images, Pictures):
+        return [images]
+    return source.parts if np.array_equal(images._rows, np.arange(source.shape[0])) else [images]
+
+
 class _Changed:
-    def __init__(self, images: Pictures, change: Callable[[ImageArray], ImageArray]):
+    def __init__(self, images: Pictures, change: Callable[[ImageArray], ImageArray], shape: tuple[int, ...]):
         self._images, self._change = images, change
-        self.shape = images.shape
+        self.shape = len(images), *shape
 
     def read(self, rows: Rows, out: ImageArray) -> None:
         out[:] = self._change(self._images[rows])

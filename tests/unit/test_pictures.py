@@ -79,6 +79,19 @@ def test_joined_and_changed_images() -> None:
     assert np.array_equal(mirrored[2:7], ARRAY[2:7, :, ::-1])
 
 
+def test_joining_again_and_again_makes_no_deeper_nest() -> None:
+    source = InMemory(ARRAY)
+    both = joined([ARRAY[:3], Pictures(source).rows(slice(3, 5))])
+    for start in range(5, 20, 5):
+        both = joined([both, Pictures(source).rows(slice(start, start + 5))])
+    assert np.array_equal(both[:], ARRAY) and both[np.array([19, 2, 4])].tolist() == ARRAY[[19, 2, 4]].tolist()
+    first, others = both._source.parts  # type: ignore[attr-defined]
+    assert len(first) == 3 and others._source is source
+    backwards = joined([both.rows(slice(None, None, -1)), ARRAY[:1]])
+    assert np.array_equal(backwards[:], np.concatenate([ARRAY[::-1], ARRAY[:1]])), "only what is whole is taken apart"
+    assert joined([Pictures(source).rows(slice(2)), Pictures(source).rows(slice(2, 4))])._source is source
+
+
 def test_chunks_are_all_images_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("morecl.pictures.CHUNK_BYTES", 3 * ARRAY[0].nbytes + 1)
     parts = [*Pictures(InMemory(ARRAY)).chunks()]

@@ -41,6 +41,7 @@ from morecl.methods.finetune import Finetune
 from morecl.nn.backbone import Backbone
 from morecl.nn.device import resolve_device
 from morecl.nn.network import AdaptedViT
+from morecl.pictures import Pictures
 
 LIMIT = 1.5
 FORWARD_SHARE = 1 / 3  # cost of a forward pass, relative to forward and backward
@@ -259,6 +260,7 @@ class _Stream:
         self._start = _allocated(resolve_device(config.device))
         self.learner: Learner = method_class(method)(config, backbone)
         self._before_last: dict[str, Tensor] = {}
+        self._unread_before_last: Pictures | None = None
         self._passes = Passes()
 
     def run(self) -> list[AfterTask]:
@@ -266,6 +268,7 @@ class _Stream:
         after = []
         for _ in range(self.size.tasks):
             self._before_last = {key: value.detach().cpu().clone() for key, value in self.learner.state().items()}
+            self._unread_before_last = self.learner.memory.unread
             with counting(self.learner.network, self.batch) as self._passes:
                 self._learn(self.learner)
             after.append(self._after_task())
@@ -287,7 +290,7 @@ class _Stream:
 
     def _learn_last(self, learner: Learner) -> float:
         classes, task_sizes = self.learner.classes[:-CLASSES_PER_TASK], self.learner.task_sizes[:-1]
-        learner.restore(classes, task_sizes, self._before_last)
+        learner.restore(classes, task_sizes, self._before_last, self._unread_before_last)
         return self._learn(learner)
 
     def _learn(self, learner: Learner) -> float:
@@ -307,7 +310,8 @@ class _Stream:
     def _after_task(self) -> AfterTask:
         learner, device = self.learner, self.learner.device
         kept = [(value.nbytes, value.device.type) for value in learner.state().values()]  # not held: some are made anew
-        result = AfterTask(sum(size for size, _ in kept), None, None, None, None)
+        unread = learner.memory.unread.nbytes if learner.memory.unread is not None else 0
+        result = AfterTask(sum(size for size, _ in kept) + unread, None, None, None, None)
         if device.type == "cuda":
             result.peak = torch.cuda.max_memory_allocated(device) - self._start
             result.kept_on_device = sum(size for size, place in kept if place == "cuda")

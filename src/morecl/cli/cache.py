@@ -1,4 +1,4 @@
-"""``morecl cache``: the decoded images of ``folder:PATH`` data sets on disk."""
+"""``morecl cache``: the decoded images of ``folder:PATH`` data sets and of compressed archives on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from morecl.cli.terminal import output_console
 
 app = typer.Typer(
-    help="List or remove the decoded images that runs on folders keep on disk.",
+    help="List or remove the decoded images that runs on folders and compressed archives keep on disk.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -27,7 +27,7 @@ def list_() -> None:
     console = output_console()
     if found:
         table = Table(box=None, pad_edge=False)
-        for title in ("name", "images", "px", "size", "last used", "folder"):
+        for title in ("name", "images", "px", "size", "last used", "made from"):
             table.add_column(title, justify="right" if title in ("images", "px", "size") else "left", overflow="fold")
         for entry in found:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) + (" (now)" if entry.in_use() else "")

@@ -1,14 +1,15 @@
-"""Decoded images on disk, so that a folder is decoded once and need not fit into memory.
+"""Decoded images on disk, so that they are decoded once and need not fit into memory.
 
-Each folder of images and each side in pixels has one entry, a folder in :func:`cache_root`:
+Each folder of images and each side in pixels has one entry, a folder in :func:`cache_root`; so has each large array of
+images in a compressed archive:
 
-- ``images.u8``: uint8 (N, side, side, 3), one image after the other; unreadable files are black.
+- ``images.u8``: uint8 (N, H, W, 3), one image after the other; unreadable files are black.
 - ``index.json``: sealed by a checksum; says which files these are (path, size and time of the last change of each) and
   by which version they were decoded, which of them could not be read, and has the checksum of every image.
 
 An entry is written under a temporary name and renamed, so a killed process leaves nothing that counts. If anything
-differs, it is made anew. Images are checked when they are first read; one that was damaged is decoded from its file,
-and the entry is dropped.
+differs, it is made anew. Images are checked when they are first read; one that was damaged is decoded from its file (an
+archive must be read anew), and the entry is dropped.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL
 from filelock import FileLock, Timeout
 
-from morecl.data.decoding import Problems, decode, decode_all
+from morecl.data.decoding import Keep, Problems, decode, decode_all
 from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
 from morecl.files import atomic_folder, sealed, write_json
@@ -70,7 +71,7 @@ def cache_limit() -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept of one folder at one size."""
+    """What is kept of one folder at one size, or of one array in an archive."""
 
     path: Path
     folder: str
@@ -129,17 +130,80 @@ def clear(root: Path, names: Sequence[str] = ()) -> tuple[list[Entry], list[Entr
     return [e for e in chosen if e.name in removed], [e for e in chosen if e.name not in removed]
 
 
+class Origin(Protocol):
+    """What the images of an entry are made from."""
+
+    @property
+    def place(self) -> Path:
+        """A folder or a file."""
+
+    @property
+    def title(self) -> str:
+        """With the side and a hash of the place, the name of the entry."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, H, W, 3)"""
+
+    def key(self) -> str:
+        """Another one if the images may be other ones."""
+
+    def fill(self, keep: Keep, progress: bool) -> Problems:
+        """Pass all images to ``keep``."""
+
+    def image(self, row: int) -> ImageArray | str:
+        """One image made anew, or why that cannot be done."""
+
+    def lost(self, row: int) -> str:
+        """What an error says about an image that was damaged and could not be made anew."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files under one folder, as squares of ``side`` pixels."""
+
+    place: Path
+    files: Sequence[Path]
+    side: int
+
+    @property
+    def title(self) -> str:
+        return self.place.resolve().name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.files), self.side, self.side, 3
+
+    def key(self) -> str:
+        """Changes with every file's name, size or time of change, and with whatever decodes them."""
+        digest = hashlib.sha256(json.dumps([VERSION, PIL.__version__, self.side]).encode())
+        for file in self.files:
+            stat = file.stat()
+            name = file.relative_to(self.place).as_posix().encode("utf-8", "surrogateescape")
+            digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
+        return digest.hexdigest()
+
+    def fill(self, keep: Keep, progress: bool) -> Problems:
+        return decode_all(self.files, self.side, keep, progress=progress)
+
+    def image(self, row: int) -> ImageArray | str:
+        return decode(self.files[row], self.side)
+
+    def lost(self, row: int) -> str:
+        return f"{self.files[row]} is not the file they were made from any more"
+
+
 class Decoded:
     """The images of an entry: a :class:`morecl.pictures.Source`. While it lives, nobody removes the entry."""
 
-    def __init__(self, path: Path, files: Sequence[Path], side: int, index: dict[str, Any]):
+    def __init__(self, path: Path, origin: Origin, index: dict[str, Any]):
         """Raises OSError if the entry is not there, not complete, or just being removed."""
-        self.shape = (len(files), side, side, 3)
+        self.shape = origin.shape
         self.problems: Problems = {int(number): why for number, why in index["problems"].items()}
-        self._path, self._files = path, files
+        self._path, self._origin = path, origin
         self._pixels = PixelFile((path / IMAGES).open("rb", buffering=0), self.shape)
         self._checksums = np.array(index["crc32"], np.uint32)
-        self._checked = np.zeros(len(files), bool)
+        self._checked = np.zeros(self.shape[0], bool)
         handle = self._pixels.file.fileno()
         if os.fstat(handle).st_size != self._pixels.nbytes:
             raise OSError(f"{path / IMAGES} has another size")
@@ -155,11 +219,10 @@ class Decoded:
     def _check(self, row: int, image: ImageArray) -> None:
         if zlib.crc32(image.data) != self._checksums[row]:
             (self._path / INDEX).unlink(missing_ok=True)  # made anew when it is opened next
-            again = decode(self._files[row], self.shape[1])
+            again = self._origin.image(row)
             if isinstance(again, str) or zlib.crc32(again.tobytes()) != self._checksums[row]:
                 raise InputError(
-                    f"the decoded images in {self._path} were damaged, and {self._files[row]} is not the file they "
-                    "were made from any more; start again."
+                    f"the decoded images in {self._path} were damaged, and {self._origin.lost(row)}; start again."
                 )
             image[:] = again
         self._checked[row] = True
@@ -168,64 +231,73 @@ class Decoded:
 def decoded(folder: Path, files: Sequence[Path], side: int, *, progress: bool = False) -> Decoded:
     """The images in ``files``, all under ``folder``, from the cache; they are decoded first if they are not there.
 
-    If another process is decoding them, this one waits for it.
+    Raises:
+        NoRoomError: the cache cannot take them.
+    """
+    return kept(Files(folder, files, side), progress=progress)
+
+
+def kept(origin: Origin, *, progress: bool = False) -> Decoded:
+    """The images of ``origin`` from the cache; they are put there first if they are not.
+
+    If another process is doing that, this one waits for it.
 
     Raises:
         NoRoomError: the cache cannot take them.
     """
-    root = cache_root()
-    place = f"{folder.resolve().as_posix()}\n{side}".encode("utf-8", "surrogateescape")
-    name = re.sub(r"[^\w.-]+", "_", folder.resolve().name, flags=re.ASCII).lstrip(".") or "images"
+    root, side = cache_root(), origin.shape[1]
+    place = f"{origin.place.resolve().as_posix()}\n{side}".encode("utf-8", "surrogateescape")
+    name = re.sub(r"[^\w.-]+", "_", origin.title, flags=re.ASCII).lstrip(".") or "images"
     path = root / f"{name[:40]}-{side}-{hashlib.sha256(place).hexdigest()[:12]}"
-    key = _key(folder, files, side)
-    if found := _opened(path, files, side, key):
+    key = origin.key()
+    if found := _opened(path, origin, key):
         return found
-    needed = len(files) * side * side * 3
+    needed = math.prod(origin.shape)
     if needed > cache_limit():
         raise NoRoomError(f"{needed / 1e9:.1f} GB, over the limit of {cache_limit() / 1e9:g} GB (MORECL_CACHE_GB)")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _turn(root, path.name, progress):
-            return _opened(path, files, side, key) or _made(path, folder, files, side, key, progress)
+            return _opened(path, origin, key) or _made(path, origin, key, progress)
     except OSError as error:
         raise NoRoomError(f"{root}: {error.strerror or error}") from error
 
 
-def _made(path: Path, folder: Path, files: Sequence[Path], side: int, key: str, progress: bool) -> Decoded:
-    needed = len(files) * side * side * 3
+def _made(path: Path, origin: Origin, key: str, progress: bool) -> Decoded:
+    count, side = origin.shape[:2]
     _sweep(path.parent, own=path.name)
-    _make_room(path, needed)
-    checksums = np.zeros(len(files), np.uint32)
+    _make_room(path, math.prod(origin.shape))
+    checksums = np.zeros(count, np.uint32)
     with atomic_folder(path) as temporary:
         with (temporary / IMAGES).open("wb", buffering=0) as file:
-            pixels = PixelFile(file, (len(files), side, side, 3))
+            pixels = PixelFile(file, origin.shape)
             pixels.allocate()
 
             def keep(start: int, images: ImageArray) -> None:
                 checksums[start : start + len(images)] = [zlib.crc32(image.data) for image in images]
                 pixels.write(start, images)
 
-            problems = decode_all(files, side, keep, progress=progress)
+            problems = origin.fill(keep, progress)
         index = {
             "version": VERSION,
             "key": key,
-            "folder": str(folder.resolve()).encode("utf-8", "replace").decode(),
+            "folder": str(origin.place.resolve()).encode("utf-8", "replace").decode(),
             "side": side,
-            "images": len(files),
+            "images": count,
             "problems": {str(number): why for number, why in problems.items()},
             "crc32": checksums.tolist(),
         }
         write_json(temporary / INDEX, sealed(index))
-    return Decoded(path, files, side, index)
+    return Decoded(path, origin, index)
 
 
-def _opened(path: Path, files: Sequence[Path], side: int, key: str) -> Decoded | None:
-    """The entry, if it is complete and made from these files by this version."""
+def _opened(path: Path, origin: Origin, key: str) -> Decoded | None:
+    """The entry, if it is complete and made from these images by this version."""
     with contextlib.suppress(OSError):
         index = _read_index(path)
-        if index is not None and index["key"] == key and len(index["crc32"]) == len(files):
-            found = Decoded(path, files, side, index)
-            if any(not isinstance(decode(files[number], side), str) for number in found.problems):
+        if index is not None and index["key"] == key and len(index["crc32"]) == origin.shape[0]:
+            found = Decoded(path, origin, index)
+            if any(not isinstance(origin.image(number), str) for number in found.problems):
                 return None  # a file can be read now: other rights, another plug-in of Pillow
             os.utime(path / INDEX)  # used now
             return found
@@ -241,16 +313,6 @@ def _read_index(path: Path) -> dict[str, Any] | None:
     if not isinstance(index, dict) or index != sealed(index) or index.get("version") != VERSION:
         return None
     return index
-
-
-def _key(folder: Path, files: Sequence[Path], side: int) -> str:
-    """Changes with every file's name, size or time of change, and with whatever decodes them."""
-    digest = hashlib.sha256(json.dumps([VERSION, PIL.__version__, side]).encode())
-    for file in files:
-        stat = file.stat()
-        name = file.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
-        digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
-    return digest.hexdigest()
 
 
 def _make_room(path: Path, needed: int) -> None:

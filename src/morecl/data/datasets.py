@@ -38,7 +38,7 @@ def load_dataset(
     source, root = SOURCES[name], resolve_data_root(data_root)
     npz = root / f"{name}.npz"
     if npz.exists():
-        return read_npz(name, npz, source.classes)
+        return read_npz(name, npz, source.classes, progress=progress)
     if source.present(root):
         return read_folders(name, source, root)
     if not download:

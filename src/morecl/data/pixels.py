@@ -12,17 +12,23 @@ import os
 import threading
 import weakref
 from io import FileIO
+from pathlib import Path
 
 import numpy as np
 
+from morecl.errors import InputError
 from morecl.pictures import ImageArray, Rows
 
 
 class PixelFile:
-    """Images uint8 (N, H, W, 3): a :class:`morecl.pictures.Source`. Closes ``file`` when nobody needs it any more."""
+    """Images uint8 (N, H, W, 3) from byte ``offset`` of ``file`` on: a :class:`morecl.pictures.Source`.
 
-    def __init__(self, file: FileIO, shape: tuple[int, ...]):
+    Closes ``file`` when nobody needs it any more.
+    """
+
+    def __init__(self, file: FileIO, shape: tuple[int, ...], offset: int = 0):
         self.shape = shape
+        self.offset = offset
         self.file = file
         weakref.finalize(self, file.close)
         self._image = math.prod(shape[1:])  # bytes
@@ -45,7 +51,7 @@ class PixelFile:
 
     def write(self, start: int, images: ImageArray) -> None:
         """Put ``images`` (n, H, W, 3), contiguous, at the rows from ``start`` on."""
-        data, offset, done = images.data.cast("B"), start * self._image, 0
+        data, offset, done = images.data.cast("B"), self.offset + start * self._image, 0
         while done < len(data):
             if hasattr(os, "pwrite"):
                 done += os.pwrite(self.file.fileno(), data[done:], offset + done)
@@ -62,7 +68,7 @@ class PixelFile:
         ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
         start = 0
         for end in ends if len(rows) else ():
-            self._pread(out[start:end].data.cast("B"), int(rows[start]) * self._image)
+            self._pread(out[start:end].data.cast("B"), self.offset + int(rows[start]) * self._image)
             start = end
 
     def _pread(self, buffer: memoryview, offset: int) -> None:
@@ -77,3 +83,28 @@ class PixelFile:
             if not count:
                 return
             done += count
+
+
+class FilePart:
+    """Images uint8 (N, H, W, 3) from byte ``offset`` of the file ``path`` on, which must stay as it is.
+
+    It may be renamed, replaced or removed: this keeps the file that was opened. If that is written to, reading fails.
+    """
+
+    def __init__(self, path: Path, offset: int, shape: tuple[int, ...]):
+        self.shape = shape
+        self._path = path
+        self._pixels = PixelFile(path.open("rb", buffering=0), shape, offset)
+        self._before = self._stamp()
+        if self._before[0] < offset + self._pixels.nbytes:
+            raise InputError(f"{path} is shorter than the images in it; replace it.")
+
+    def read(self, rows: Rows, out: ImageArray) -> None:
+        """See :class:`morecl.pictures.Source`."""
+        self._pixels.read(rows, out)
+        if self._stamp() != self._before:
+            raise InputError(f"{self._path} was changed while images were read from it; start again.")
+
+    def _stamp(self) -> tuple[int, int]:
+        stat = os.fstat(self._pixels.file.fileno())
+        return stat.st_size, stat.st_mtime_ns

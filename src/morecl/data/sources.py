@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from morecl.data.archive import images_in
 from morecl.data.stream import Dataset
 from morecl.errors import InputError
 from morecl.files import atomic_path
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]  # key -> array; images that are not in memory are Pictures
 KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 DIGITS = tuple("0123456789")
 TINY_IMAGENET = "tiny-imagenet-200"
@@ -56,8 +57,11 @@ class Source:
         return all((root / path).exists() for path in self.layout)
 
 
-def read_npz(name: str, path: Path, classes: int) -> Dataset:
-    """The data set in ``path``: ``x_*`` uint8 (N, H, W[, 3]), ``y_*`` integers (N,), ``classes`` the name per label."""
+def read_npz(name: str, path: Path, classes: int, *, progress: bool = False) -> Dataset:
+    """The data set in ``path``: ``x_*`` uint8 (N, H, W[, 3]), ``y_*`` integers (N,), ``classes`` the name per label.
+
+    Many images are not held in memory (:mod:`morecl.data.archive`).
+    """
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise InputError(f"{path} is not an .npz file, or only part of one; replace or delete it.")
@@ -68,7 +72,8 @@ def read_npz(name: str, path: Path, classes: int) -> Dataset:
             if missing := [key for key in KEYS if key not in archive]:
                 raise InputError(f"{path}: {', '.join(missing)} missing; expected the keys {', '.join(KEYS)}.")
             for key in KEYS:
-                arrays[key] = archive[key]
+                large = images_in(archive.zip, path, key, progress=progress) if key.startswith("x_") else None
+                arrays[key] = archive[key] if large is None else large
     except InputError:
         raise
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as error:
@@ -103,10 +108,11 @@ def fetch(name: str, source: Source, root: Path, progress: bool) -> Dataset:
     except _UNREACHABLE as error:
         raise absent(name, source, root, f"could not be downloaded ({_first_line(error)})") from error
     target = root / f"{name}.npz"
-    dataset = checked(name, arrays, target, source.classes)
+    checked(name, arrays, target, source.classes)
     with atomic_path(target) as path, path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    return dataset
+    del arrays
+    return read_npz(name, target, source.classes, progress=progress)  # as later runs will
 
 
 def absent(name: str, source: Source, root: Path, reason: str) -> InputError:
@@ -118,7 +124,7 @@ def absent(name: str, source: Source, root: Path, reason: str) -> InputError:
     )
 
 
-def checked(name: str, arrays: Mapping[str, NDArray[Any]], where: Path, classes: int) -> Dataset:
+def checked(name: str, arrays: Mapping[str, Any], where: Path, classes: int) -> Dataset:
     """``arrays`` as a Dataset, or an InputError that names the file ``where`` and the wrong key."""
 
     def wrong(key: str, expected: str) -> InputError:
@@ -131,7 +137,7 @@ def checked(name: str, arrays: Mapping[str, NDArray[Any]], where: Path, classes:
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         colour = x.ndim == 4 and x.shape[3] == 3
-        if x.dtype != np.uint8 or not (x.ndim == 3 or colour) or x.size == 0:
+        if x.dtype != np.uint8 or not (x.ndim == 3 or colour) or x.nbytes == 0:
             raise wrong(f"x_{split}", "(N, H, W, 3) or (N, H, W), uint8, not empty")
         if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
             raise wrong(f"y_{split}", f"one integer for each of the {len(x)} images of x_{split}")

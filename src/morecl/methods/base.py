@@ -34,7 +34,7 @@ from morecl.errors import InputError
 from morecl.images import ImageArray, as_images
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
-from morecl.methods.between_tasks import BetweenTasks
+from morecl.methods.between_tasks import BetweenTasks, State
 from morecl.methods.tools import count
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.capture import SIZES, Replayed, filled_up
@@ -42,6 +42,7 @@ from morecl.nn.device import resolve_compile, resolve_device, resolve_precision
 from morecl.nn.network import AdaptedViT
 from morecl.nn.preprocess import Preprocess
 from morecl.nn.tokens import Tokens
+from morecl.pictures import Pictures
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
 from morecl.scoring import Features, LearnedTask, Output, Rule, by_network
@@ -70,6 +71,7 @@ class Learner(BetweenTasks, ABC):
     name: ClassVar[str]
     trained_as: ClassVar[str]  # the method that trains such networks: its own name if not set
     Config: ClassVar[type[SgdConfig]]
+    keeps_all: ClassVar[bool] = False  # every image that was learned (``ReplayMemory.keep``), in memory or not
     added_later: ClassVar[frozenset[str]] = frozenset()  # last parts of names in ``model`` that older files lack
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -154,7 +156,7 @@ class Learner(BetweenTasks, ABC):
 
     def buffer_entries(self) -> int:
         """Numbers in the images that are kept."""
-        return int(self.memory.images.size)
+        return int(self.memory.images.nbytes)  # of one byte each
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -249,13 +251,15 @@ class Learner(BetweenTasks, ABC):
         return np.repeat(np.arange(len(self.task_sizes)), self.task_sizes)
 
     def state(self) -> dict[str, Tensor]:
-        """All that was learned, as tensors by name (not copies)."""
+        """All that was learned but ``memory.unread``, as tensors by name (not copies)."""
         parts = {"model": self.model.state_dict(), "rule": self.rule.state_dict(), "memory": self.memory.state()}
         return {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
 
-    def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None:
-        """Become the learner whose :meth:`state` this is."""
-        self._restore_networks(classes, task_sizes, state)
+    def restore(
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None = None
+    ) -> None:
+        """Become the learner whose :meth:`state` and ``memory.unread`` these are."""
+        self._restore_networks(classes, task_sizes, state, unread)
         self.rule = self._rebuilt_rule(task_sizes, _part(state, "rule."))
 
     @property
@@ -295,7 +299,7 @@ class Learner(BetweenTasks, ABC):
             raise InputError("a learner that has forgotten classes cannot be scored by another rule")
         learner = cls(config, trained.backbone)
         state = {key: value.clone() for key, value in trained.state().items()}
-        learner._restore_networks(trained.classes, trained.task_sizes, state)
+        learner._restore_networks(trained.classes, trained.task_sizes, state, trained.memory.unread)
         learner.seconds = dict(trained.seconds)
         if not trained.task_sizes:
             return learner
@@ -348,7 +352,7 @@ class Learner(BetweenTasks, ABC):
         return cast(Kept, self._derived[name])
 
     def _restore_networks(
-        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None
     ) -> None:
         self._derived.clear()
         self.classes[:] = classes
@@ -358,7 +362,7 @@ class Learner(BetweenTasks, ABC):
             self.task_sizes.append(size)
             self._grow(size)
         self.model.load_state_dict(_part(state, "model."))
-        self.memory.restore(_part(state, "memory."))
+        self.memory.restore(_part(state, "memory."), unread)
 
     def _rebuilt_rule(self, task_sizes: Sequence[int], state: dict[str, Tensor] | None) -> Rule:
         """A new rule with room for these tasks, and with ``state`` if it is given."""

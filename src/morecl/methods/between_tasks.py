@@ -17,11 +17,13 @@ from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
 from morecl.methods.tools import TrainingTools
 from morecl.nn.backbone import Backbone
+from morecl.pictures import Pictures
 from morecl.progress import Listener, silent
 from morecl.random import generator
 from morecl.task import TaskData, check_label, read_task, refuse_unknown, task_data
 
 SCORING: Role = "scoring"
+State = dict[str, Tensor]
 # Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
 FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
 
@@ -40,7 +42,9 @@ class BetweenTasks(TrainingTools):
     if TYPE_CHECKING:  # the learner's
 
         def state(self) -> dict[str, Tensor]: ...
-        def restore(self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]) -> None: ...
+        def restore(
+            self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None = None
+        ) -> None: ...
         def _require_finite(self, task: TaskData) -> None: ...
         @property
         def memory_size(self) -> int: ...
@@ -140,13 +144,13 @@ class BetweenTasks(TrainingTools):
         """Put the learner back to what it was if anything goes wrong inside, an interruption included."""
         before = {key: value.clone() for key, value in self.state().items()}
         classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
-        config, places = self.config, self.memory.size
+        config, places, unread = self.config, self.memory.size, self.memory.unread
         self._changing = True
         try:
             yield
         except BaseException as error:
             self.config, self.memory.size = config, places
-            self.restore(classes, sizes, before)
+            self.restore(classes, sizes, before, unread)
             self.seconds = seconds
             if isinstance(error, LinAlgError):
                 raise DivergedError(

@@ -43,11 +43,13 @@ from morecl.config import SCORING, SgdConfig
 from morecl.errors import InputError
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
+from morecl.methods.between_tasks import State
 from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
+from morecl.pictures import Pictures
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.scoring import LearnedTask, Output
@@ -356,12 +358,11 @@ class More(ReplayLearner):
         return parts
 
     def _restore_networks(
-        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: dict[str, Tensor]
+        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None
     ) -> None:
         """A learner that was saved without precision matrices gets them here."""
-        super()._restore_networks(
-            classes, task_sizes, _with_precision(state, len(task_sizes), self.config.shrink_below)
-        )
+        full = _with_precision(state, len(task_sizes), self.config.shrink_below)
+        super()._restore_networks(classes, task_sizes, full, unread)
 
 
 def _with_precision(state: dict[str, Tensor], tasks: int, shrink_below: float) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import morecl
+import tiny
 from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError
 from morecl.locking import LOCK, claimed
@@ -171,3 +172,31 @@ def test_the_model_of_a_folder_predicts_class_names_and_scores_files_as_the_run_
     np.testing.assert_array_equal(learner.predict(dataset.x_test).ood_score, predicted.ood_score)
     with pytest.raises(InputError, match="at least 1 pixel, not 0"):
         build_stream(recipe, folder_size=0)
+
+
+def test_joint_resumes_with_images_that_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner's file is bit for bit that of a run that was never stopped."""
+    monkeypatch.setattr("morecl.pictures.HELD_BYTES", 0)
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        path = tmp_path / "photos" / f"{i % 8}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)).save(path)
+    settings = tiny.settings_for("joint", image_size=8)
+    request = RunRequest(method="joint", benchmark=f"folder:{tmp_path / 'photos'}", tasks=4, settings=settings)
+
+    def stop(index: int, *_: object) -> None:
+        if index == 2:
+            raise KeyboardInterrupt
+
+    whole = start(request, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        start(request, tmp_path / "stopped", watcher=Watcher(task=stop))
+    with pytest.raises(KeyboardInterrupt):
+        resume(tmp_path / "stopped", watcher=Watcher(task=stop))
+    resumed = resume(tmp_path / "stopped")
+    assert resumed.accuracy_matrix == whole.accuracy_matrix and resumed.entries == whole.entries
+    files = [tmp_path / name / "model" / "state.safetensors" for name in ("whole", "stopped")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    learner = morecl.load(tmp_path / "stopped" / "model")
+    assert learner.memory.unread is not None and len(learner.memory) == whole.data.train_images
