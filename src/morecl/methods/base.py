@@ -347,9 +347,10 @@ class Learner(BetweenTasks, ABC):
         """What ``make`` computes from what was learned: once if it ``fits``, until that changes."""
         if self._changing or not fits:
             return make()
-        if name not in self._derived:
-            self._derived.setdefault(name, make())  # another thread may have been first: all must use the same
-        return cast(Kept, self._derived[name])
+        found = self._derived.get(name)
+        if found is None:
+            found = self._derived.setdefault(name, make())  # another thread may have been first: all use the same
+        return cast(Kept, found)
 
     def _restore_networks(
         self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None

@@ -32,7 +32,7 @@ class FewImages:
         self.networks = len(self.among)  # that see each image in one pass
         tasks = [learner.tasks[k] for k in self.among]
         self.together = learner._all_together() if len(tasks) == len(learner.tasks) else learner._together(tasks)
-        self.heads = learner._all_heads() if len(tasks) == len(learner.tasks) else Heads.of(learner.tasks, self.among)
+        self.heads = Heads.of(learner.tasks, self.among)
         self._single = (tasks[0].norms, learner._adapters_of(tasks[0])) if len(tasks) == 1 else None
 
     @staticmethod

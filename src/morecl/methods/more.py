@@ -47,6 +47,7 @@ from morecl.methods.between_tasks import State
 from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
+from morecl.methods.sharing import power_of_two
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.pictures import Pictures
@@ -326,9 +327,17 @@ class More(ReplayLearner):
     def _all_tasks(self) -> list[MoreTask]:
         return self.tasks
 
-    def _all_heads(self) -> Heads:
-        fits = 8 * Heads.size(self.tasks) <= FOLDED_BYTES
-        return self._kept("heads", lambda: Heads.of(self.tasks, range(len(self.tasks))), fits=fits)
+    def _similar_heads(self) -> Iterator[tuple[list[int], Heads]]:
+        """The heads of tasks with about as many classes, and which tasks these are: so that little is filled up. If not
+        all of them can be kept, of one task at a time."""
+        sizes: dict[int, list[int]] = {}
+        for k, classes in enumerate(self.task_sizes):
+            sizes.setdefault(power_of_two(classes), []).append(k)
+        size = sum(8 * Heads.size([self.tasks[k] for k in among]) for among in sizes.values())
+        if size <= FOLDED_BYTES:
+            yield from self._kept("heads", lambda: [(m, Heads.of(self.tasks, m)) for m in sizes.values()], fits=True)
+        else:
+            yield from (([k], Heads.of(self.tasks, [k])) for k in range(len(self.tasks)))
 
     few_images: ClassVar[type[FewImages]] = FewImages
 

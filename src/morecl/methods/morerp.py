@@ -33,7 +33,7 @@ MORE's part stands alone.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -101,14 +101,14 @@ class MorerpRule(MoreRule):
         temperature: float,
         c: float | None,
         *,
-        heads: Callable[[], Heads],
+        heads: Callable[[], Iterable[tuple[list[int], Heads]]],
         ridge: Ridge | KernelRidge,
         weight: float,
         known_weight: float,
         asked: int | None,
     ):
         super().__init__(tasks, temperature, c)
-        self._heads = heads  # of all tasks
+        self._heads = heads  # of tasks of similar size, and which tasks these are
         self.ridge = ridge
         self.weight, self.known_weight = weight, known_weight
         self.asked = asked
@@ -239,13 +239,16 @@ class MorerpRule(MoreRule):
         networks, rows = asked.mT.nonzero(as_tuple=True)
         if not len(rows):
             return scores[:, :-1]
-        z, heads = features.under(networks, rows), self._heads()
-        columns = heads.columns.view(len(self.sizes), -1)
-        for shared in sharing.for_heads(asked.sum(0).tolist(), heads.rows_at_once()):
-            wanted, images, true = (part.to(z.device) for part in shared)
-            found = self.log_scores(heads.take(wanted), z[images]).flatten(0, 1)[true]  # (images, M)
-            mine = images.flatten()[true]
-            scores[rows[mine][:, None], columns[networks[mine]]] = found
+        z, counts = features.under(networks, rows), asked.sum(0).tolist()
+        for among, heads in self._heads():
+            place = torch.full((len(counts),), -1)  # of each task among these
+            place[among] = torch.arange(len(among))
+            columns = heads.columns.view(len(among), -1)
+            for shared in sharing.for_heads(counts, (place >= 0).tolist(), heads.rows_at_once()):
+                mine, images, true = (part.to(z.device) for part in (place[shared.networks], *shared[1:]))
+                found = self.log_scores(heads.take(mine), z[images]).flatten(0, 1)[true]  # (images, M)
+                of_rows = columns[mine].repeat_interleave(images.shape[1], 0)[true]
+                scores[rows[images.flatten()[true]][:, None], of_rows] = found
         return scores[:, :-1]
 
     # ---- answers for few images, see :mod:`morecl.methods.few` ------------------------------------------------
@@ -301,7 +304,7 @@ class Morerp(More):
             self._all_tasks,
             config.temperature,
             config.c if config.coefficient else None,
-            heads=self._all_heads,
+            heads=self._similar_heads,
             ridge=ridge,
             weight=config.ridge_weight,
             known_weight=0.0 if config.projection else config.known_weight,

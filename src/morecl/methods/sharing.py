@@ -45,17 +45,23 @@ def for_passes(counts: Sequence[int], wanted: Sequence[bool], batch: int) -> Ite
     yield from _cut(counts, np.array(wanted), size, batch // size)
 
 
-def for_heads(counts: Sequence[int], at_most: int) -> Iterator[Shared]:
-    """All images, networks with about as many images together: one group each, filled up to a power of two.
+def for_heads(counts: Sequence[int], wanted: Sequence[bool], at_most: int) -> Iterator[Shared]:
+    """The images of the networks that are ``wanted``, networks with about as many of them together: one group each,
+    filled up to a power of two.
 
     Args:
         counts: images of each network.
         at_most: images in one computation.
     """
-    sizes = np.array([1 << max(n - 1, 0).bit_length() for n in counts])
+    sizes = np.array([power_of_two(n) for n in counts])
     for size in np.unique(sizes):
         bounded = min(int(size), at_most)
-        yield from _cut(counts, sizes == size, bounded, at_most // bounded)
+        yield from _cut(counts, (sizes == size) & wanted, bounded, at_most // bounded)
+
+
+def power_of_two(count: int) -> int:
+    """The least one that is not below ``count``."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def _cut(counts: Sequence[int], wanted: NDArray[np.bool_], size: int, most: int) -> Iterator[Shared]:

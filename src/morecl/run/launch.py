@@ -12,6 +12,7 @@ import torch
 
 import morecl
 from morecl import checkpoint, parallel, ranks
+from morecl.config import LearnerConfig
 from morecl.data import TaskStream, build_stream
 from morecl.errors import InputError, RanksError
 from morecl.files import write_json
@@ -168,8 +169,9 @@ def _learn(
 def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measured: Measurements, out: Path) -> None:
     """Raise :class:`InputError` if the run would continue with something other than it began with."""
     request = run.request
-    same = {"recipe": run.plan == run.current_plan}
+    same = {"recipe": not run.recipe_changed()}
     if measured.steps:
+        same["settings"] = _trained_as(run, learner)
         same["method"] = request.method == learner.name
         same["seed"] = request.seed == learner.config.seed
         same["tasks"] = measured.groups == task_groups(stream)
@@ -179,6 +181,14 @@ def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measu
             f"the run in {out} cannot continue: {request.benchmark} is not what it began with, "
             f"{', '.join(changed)} changed. Undo the change, or start over with `morecl run ... --overwrite`"
         )
+
+
+def _trained_as(run: ResolvedRun, learner: Learner) -> bool:
+    """Whether ``learner`` has the settings of ``run``. Seed, machine and place of the weights are not compared; what
+    one of them lacks is of another version."""
+    one, other = learner.config.model_dump(mode="json"), run.config.model_dump(mode="json")
+    free = LearnerConfig.with_role("machine", "weights", "repetition")
+    return all(one[key] == other[key] for key in (one.keys() & other.keys()) - free)
 
 
 def build_task_stream(run: ResolvedRun, learner: Learner) -> TaskStream:

@@ -16,7 +16,7 @@ from morecl.data.datasets import FOLDER
 from morecl.errors import InputError
 from morecl.methods import method_class
 from morecl.run.folder import RUN
-from morecl.run.settings import effective_settings
+from morecl.run.settings import effective_settings, recipe_settings
 
 
 class RunRequest(BaseModel):
@@ -35,7 +35,7 @@ class RunRequest(BaseModel):
     test_per_class: int | None = None
     validation: float | None = None
     directory: str = ""  # base of the relative paths above; the current directory if empty
-    plan: dict[str, Any] = {}  # the data and tasks when the run began, see `ResolvedRun.plan`
+    plan: dict[str, Any] = {}  # data, tasks and the recipe's settings when the run began, see `ResolvedRun.plan`
     keep_checkpoints: bool = False  # keep the checkpoint of every task, also after the last
 
     def resolve(self) -> ResolvedRun:
@@ -71,8 +71,16 @@ class ResolvedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The recipe's settings overridden by the user's. Raises as :meth:`check` does."""
-        return effective_settings(self.request.method, self.recipe, self.given, self.request.seed)
+        """The recipe's settings, as of the run's beginning, overridden by the user's. Raises as :meth:`check` does."""
+        of_recipe = self.request.plan.get("settings")
+        if of_recipe is None:
+            of_recipe = self._recipe_settings
+        return effective_settings(self.request.method, self.given, of_recipe, self.request.seed)
+
+    @cached_property
+    def _recipe_settings(self) -> dict[str, Any]:
+        """As the recipe is now."""
+        return recipe_settings(self.request.method, self.recipe, self.given)
 
     @cached_property
     def config(self) -> LearnerConfig:
@@ -85,17 +93,23 @@ class ResolvedRun:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The data and the tasks as of the run's beginning; of now if it has not begun."""
+        """Data, tasks and the recipe's settings as of the run's beginning; of now if it has not begun."""
         return self.request.plan or self.current_plan
 
     @property
     def current_plan(self) -> dict[str, Any]:
-        """The data and the tasks by the recipe as it is now, and the request."""
+        """The same by the recipe as it is now, and the request."""
         recipe = self.recipe
         keys = ("tasks", "train_per_class", "test_per_class")
         asked = {key: getattr(self.request, key) for key in keys}
         numbers = {key: getattr(recipe, key) if value is None else value for key, value in asked.items()}
-        return {"dataset": recipe.dataset, "folder_size": recipe.folder_size, **numbers}
+        data = {"dataset": recipe.dataset, "folder_size": recipe.folder_size, **numbers}
+        return data | {"settings": self._recipe_settings}
+
+    def recipe_changed(self) -> bool:
+        """Since the run began. What the plan of an older run does not have is not compared."""
+        now = self.current_plan
+        return any(now[key] != value for key, value in self.plan.items())
 
 
 def read_request(out: Path) -> RunRequest:

@@ -10,23 +10,40 @@ from morecl.data import Recipe
 from morecl.errors import InputError, unknown_name
 from morecl.methods import METHODS, method_class
 
+NOT_INCLUDED = {"backbone", "pretrained", "freeze_backbone"}
+CHOSEN = {"lr", "epochs"}  # in the packaged recipes, on held-out images
 
-def effective_settings(method: str, recipe: Recipe, given: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The recipe's settings that ``method`` has, overridden by the user's preset and those the user gave.
 
-    A recipe's image size is meant for the shipped backbone. Any other backbone is used at its own size unless the user
-    sets one.
+def recipe_settings(method: str, recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's settings that ``method`` has and that apply beside those the user gave.
+
+    - What a recipe has for the included backbone was chosen for its features: it applies if that backbone is used as it
+      is, pre-trained and frozen.
+    - A preset is the settings of a paper, and so are epochs and rate in the recipe's ``[settings]``. So those that were
+      chosen for the method do not apply.
+    - A recipe's image size is meant for the shipped backbone. Any other backbone is used at its own size unless the
+      user sets one.
     """
     config = method_class(method).Config
     _check_names(recipe)
+    used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
+    included = used["backbone"] == SHIPPED and bool(used["pretrained"]) and bool(used["freeze_backbone"])
+    of_recipe = recipe.settings_for(method, included=included and not given.get("preset"))
+    if given.get("preset"):
+        of_recipe |= {key: value for key, value in recipe.settings.items() if key in CHOSEN}
+    kept = {key: value for key, value in of_recipe.items() if key in config.model_fields}
+    if given.get("backbone", SHIPPED) != SHIPPED:
+        kept.pop("image_size", None)
+    return {key: value for key, value in kept.items() if key not in config.preset_settings(given)}
+
+
+def effective_settings(
+    method: str, given: Mapping[str, Any], of_recipe: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    """The settings ``of_recipe`` (:func:`recipe_settings`), overridden by the user's preset and those the user gave."""
+    config = method_class(method).Config
     if foreign := [key for key in given if key not in config.model_fields and key in _all_settings()]:
         raise InputError(f"method {method!r} has no setting {', '.join(foreign)}; leave it out")
-    included = given.get("backbone", SHIPPED) == SHIPPED
-    of_recipe = recipe.settings_for(method, included=included)
-    of_recipe = {key: value for key, value in of_recipe.items() if key in config.model_fields}
-    if not included:
-        of_recipe.pop("image_size", None)
-    of_recipe = {key: value for key, value in of_recipe.items() if key not in config.preset_settings(given)}
     config.refuse_idle(method, given, of_recipe)
     return {**config.choose({**of_recipe, **given}), **given, "seed": seed}
 
@@ -36,6 +53,10 @@ def _check_names(recipe: Recipe) -> None:
     for place, method, table in recipe.tables():
         known = set(method_class(method).Config.model_fields) if method else _all_settings()
         for key in table:
+            if place.startswith("included") and key in NOT_INCLUDED:
+                raise InputError(
+                    f"benchmark {recipe.name}: [{place}] cannot set {key}: it is for the included backbone"
+                )
             if key not in known:
                 raise unknown_name(f"setting in [{place}] of benchmark {recipe.name}", key, known)
 

@@ -173,7 +173,8 @@ def _facts(run: ResolvedRun, config: dict[str, Any]) -> dict[str, Any]:
     """What makes two runs the same: settings, request and data."""
     request = run.request.model_dump(exclude={"settings", "directory", "plan", "keep_checkpoints"})
     paths = {"benchmark": run.benchmark, "data_root": str(run.data_root) if run.data_root else None}
-    return {**config, **request, **paths, **run.plan}
+    plan = {key: value for key, value in run.plan.items() if key != "settings"}  # those are part of ``config``
+    return {**config, **request, **paths, **plan}
 
 
 def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any], apart_from: set[str]) -> None:

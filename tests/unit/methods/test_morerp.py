@@ -15,8 +15,9 @@ from morecl.catalogue import SHIPPED
 from morecl.classifier.calibration import fit_temperature, softmax
 from morecl.files import sealed
 from morecl.kernel_ridge import STRENGTHS
+from morecl.methods import more
 from morecl.methods.more import More
-from morecl.methods.morerp import Morerp
+from morecl.methods.morerp import NOT_ASKED, Morerp
 from morecl.scoring import Features
 from tiny import images_of, learner_of, teach
 
@@ -111,6 +112,25 @@ def test_a_model_loaded_in_inference_mode_answers(ours: Any, tmp_path: Path) -> 
         loaded = morecl.load(tmp_path / "model")
         loaded.scores(images())
     assert loaded.predict(images()).labels == asking(ours, 3, weight=loaded.rule.weight).predict(images()).labels
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0])  # heads of similar tasks together, each by itself
+@pytest.mark.parametrize("asked", [2, 4])
+def test_scores_of_tasks_of_any_size_are_those_of_each_by_itself(
+    asked: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = teach(morerp(), (0,), (1, 2, 3, 4, 5), (6, 7), (8,))
+    monkeypatch.setattr(more, "FOLDED_BYTES", room)
+    groups = [among for among, _ in learner._similar_heads()]
+    assert sorted(map(tuple, groups)) == ([(0, 3), (1,), (2,)] if room else [(0,), (1,), (2,), (3,)])
+    features = Features(learner, learner.prepare(images()))
+    with torch.no_grad():
+        chosen = torch.rand(24, 4, generator=torch.Generator().manual_seed(0)).topk(asked, dim=1).indices
+        wanted = torch.zeros(24, 4, dtype=torch.bool).scatter_(1, chosen, True)
+        found = learner.rule._more_scores(features, wanted)
+        alone = [learner.rule._of_task(net, features(str(k)))[1].log() for k, net in enumerate(learner.tasks)]
+    expected = torch.cat(alone, 1).where(wanted[:, learner.rule.task_of], torch.tensor(NOT_ASKED, dtype=torch.float64))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_asking_all_or_enough_networks_is_the_same(ours: Any) -> None:

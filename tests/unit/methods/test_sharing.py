@@ -45,10 +45,18 @@ def test_a_network_that_is_not_wanted_is_left_out_and_others_keep_their_images()
     assert not list(sharing.for_passes([0, 0], [True, True], 16))
 
 
+def test_heads_that_are_not_wanted_are_left_out() -> None:
+    assert seen(sharing.for_heads([3, 40, 2], [True, False, True], 16), 3, 16) == [[0, 1, 2], [], [43, 44]]
+
+
+def test_powers_of_two() -> None:
+    assert [sharing.power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]
+
+
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("at_most", [1, 5, 64, 10_000])
 def test_heads_hold_every_image_once(counts: list[int], at_most: int) -> None:
-    parts = list(sharing.for_heads(counts, at_most))
+    parts = list(sharing.for_heads(counts, [True] * len(counts), at_most))
     assert seen(parts, len(counts), at_most) == numbered(counts)
     if at_most == 10_000:
         assert len(parts) <= 8  # not one for each network

@@ -60,6 +60,18 @@ def test_a_run_is_not_resumed_with_a_changed_recipe(tmp_path: Path, values: tupl
     assert resume(folder).accuracy_matrix == whole.accuracy_matrix
 
 
+@pytest.mark.parametrize(("older", "changed"), [(False, "recipe"), (True, "settings")])
+def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path, older: bool, changed: str) -> None:
+    folder, recipe = begun(tmp_path)
+    if older:  # a version that did not write down what the recipe said
+        request = json.loads((folder / "run.json").read_text())
+        del request["plan"]["settings"]
+        (folder / "run.json").write_text(json.dumps(request))
+    recipe.write_text(RECIPE.format(5, 4) + "[included.settings]\nimage_size = 32\n")
+    with pytest.raises(InputError, match=f"own.toml is not what it began with, {changed} changed. Undo"):
+        resume(folder)
+
+
 @pytest.mark.parametrize(("key", "value"), [("method", '"csc"'), ("seed", "7")])
 def test_a_run_is_not_resumed_as_a_different_one(tmp_path: Path, key: str, value: str) -> None:
     folder, _ = begun(tmp_path)

@@ -72,9 +72,25 @@ def test_a_preset_is_stronger_than_the_recipe_and_weaker_than_the_user(tmp_path:
 def test_the_plan_is_that_of_the_beginning_and_the_request_overrides_the_recipe() -> None:
     run = RunRequest(method="more", benchmark="cifar10-5t-1k", tasks=2).resolve()
     now = {"dataset": "cifar10", "folder_size": None, "tasks": 2, "train_per_class": 1000, "test_per_class": 400}
+    now |= {"settings": {"epochs": 20, "lr": 0.005, "bottleneck": 64, "memory_size": 200}}
     assert run.plan == run.current_plan == now
     begun = run.request.model_copy(update={"plan": now | {"tasks": 5}}).resolve()
     assert begun.plan["tasks"] == 5 and begun.current_plan["tasks"] == 2
+
+
+def test_a_run_keeps_the_recipes_settings_of_its_beginning(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('dataset = "digits"\ntasks = 5\n[settings]\nepochs = 30\nlr = 0.01\n')
+    request = RunRequest(method="more", benchmark=str(own), settings={"lr": 0.5})
+    begun = request.model_copy(update={"plan": request.resolve().plan})
+    assert begun.plan["settings"] == {"epochs": 30, "lr": 0.01} and not begun.resolve().recipe_changed()
+    own.write_text(
+        'dataset = "digits"\ntasks = 5\n[settings]\nepochs = 30\nlr = 0.01\n[included.settings]\nepochs = 1\n'
+    )
+    assert (request.resolve().config.epochs, begun.resolve().config.epochs) == (1, 30)
+    assert begun.resolve().config.lr == 0.5 and begun.resolve().recipe_changed()
+    older = {key: value for key, value in begun.plan.items() if key != "settings"}  # a run of an older version
+    assert not begun.model_copy(update={"plan": older}).resolve().recipe_changed()
 
 
 def test_sizes_of_tasks_survive_the_file_and_are_part_of_the_plan(tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from morecl.catalogue import SHIPPED
-from morecl.data import load_recipe
+from morecl.data import Recipe, load_recipe
 from morecl.errors import InputError
-from morecl.run.settings import effective_settings
+from morecl.run import settings as module
 
 DIGITS = load_recipe("digits-5t")
+
+
+def effective_settings(method: str, recipe: Recipe, given: dict[str, Any], seed: int) -> dict[str, Any]:
+    return module.effective_settings(method, given, module.recipe_settings(method, recipe, given), seed)
 
 
 def settings(method: str = "more", seed: int = 0, **given: Any) -> dict[str, Any]:
@@ -60,6 +64,27 @@ def test_only_the_included_backbone_gets_the_settings_for_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "given", [{"pretrained": False}, {"freeze_backbone": False}, {"backbone": "vit_base_patch16_224"}]
+)
+def test_a_backbone_that_is_trained_or_of_the_recipe_is_not_the_included_one(given: dict[str, Any]) -> None:
+    recipe = replace(DIGITS, included={"settings": {"epochs": 5}})
+    assert effective_settings("more", recipe, given, 0)["epochs"] == DIGITS.settings["epochs"]
+    own = replace(recipe, settings={**DIGITS.settings, **given})
+    assert effective_settings("more", own, {}, 0)["epochs"] == DIGITS.settings["epochs"]
+
+
+def test_a_preset_has_the_epochs_and_the_rate_of_the_paper() -> None:
+    recipe = load_recipe("cifar100-10t")
+    for given in ({}, {"backbone": "vit_base_patch16_224"}):
+        found = effective_settings("more", recipe, {**given, "preset": "paper"}, 0)
+        assert (found["epochs"], found["lr"]) == (40, 0.001)
+    assert effective_settings("more", recipe, {"preset": "paper", "epochs": 5}, 0)["epochs"] == 5
+    fixed = replace(DIGITS, methods={"more": {"back_update": False, "lr": 0.5}})
+    found = effective_settings("more", fixed, {"preset": "paper"}, 0)
+    assert found["back_update"] is False and found["lr"] == DIGITS.settings["lr"]
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"settings": {"epchs": 3}}, r"in \[settings\] of benchmark digits-5t 'epchs'; did you mean 'epochs'"),
@@ -71,6 +96,7 @@ def test_only_the_included_backbone_gets_the_settings_for_it() -> None:
         ({"methods": {"mroe": {"epochs": 3}}}, "unknown method 'mroe'; did you mean 'more'"),
         ({"included": {"settings": {"epchs": 3}}}, r"in \[included.settings\] of benchmark digits-5t 'epchs'"),
         ({"included": {"methods": {"ncm": {"bottleneck": 3}}}}, r"in \[included.methods.ncm\] of benchmark"),
+        ({"included": {"settings": {"backbone": "x"}}}, r"\[included.settings\] cannot set backbone"),
     ],
 )
 def test_misspelt_names_in_a_recipe_are_refused(changes: dict[str, Any], message: str) -> None:
