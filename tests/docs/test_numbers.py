@@ -75,7 +75,8 @@ def test_the_tables_of_benchmarks_have_the_means_of_the_records(
 ) -> None:
     found = set()
     for title, *cells in table((ROOT / "results" / file).read_text(encoding="utf-8"), head):
-        for benchmark, cell in zip(BENCHMARKS, cells, strict=False):
+        shown = {"frontier": BENCHMARKS[:3], "shipped": BENCHMARKS}[folder]
+        for benchmark, cell in zip(shown, cells, strict=True):
             own = records_of(folder, title, benchmark)
             assert bool(own) == (cell != "-"), (title, benchmark)
             assert len(own) in (0, 3) or cell.endswith(INCOMPLETE), (title, benchmark)

@@ -144,6 +144,11 @@ def plan(
     for key in (*suite.settings, *given):
         if key not in known:
             raise unknown_name("setting", key, known)
+    for group in suite.runs:
+        if beyond := sorted({*(group.seeds or ())} - {*suite.seeds}):
+            raise InputError(
+                f"suite {suite.name}: [[runs]] has seeds = {beyond}, which are not among the suite's seeds"
+            )
     planned: dict[Path, PlannedRun] = {}
     for seed in seeds:
         for group in suite.runs:

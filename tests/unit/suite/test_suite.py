@@ -256,12 +256,15 @@ def test_runs_without_chance_have_fewer_seeds(tmp_path: Path) -> None:
         seeds = [0, 1, 2]
         runs = [
             { methods = ["more"], benchmarks = ["digits-5t"] },
-            { methods = ["ncm"], benchmarks = ["digits-5t"], seeds = [0, 4] },
+            { methods = ["ncm"], benchmarks = ["digits-5t"], seeds = [0] },
         ]
     """)
     found = [(run.request.method, run.request.seed) for run in plan(load_suite(str(file)), OUT)]
     assert sorted(found) == [("more", 0), ("more", 1), ("more", 2), ("ncm", 0)]
     assert [run.request.method for run in plan(load_suite(str(file)), OUT, seeds=[1])] == ["more"]
+    file.write_text(file.read_text().replace("seeds = [0] }", "seeds = [0, 4] }"))
+    with pytest.raises(InputError, match=r"has seeds = \[4\], which are not among the suite's"):
+        plan(load_suite(str(file)), OUT)
 
 
 def test_half_memory_is_half_of_each_recipes_memory() -> None:
