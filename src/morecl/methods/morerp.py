@@ -231,11 +231,8 @@ class MorerpRule(MoreRule):
 
     def _more_scores(self, features: Features, asked: Tensor) -> Tensor:
         """Logarithms of MORE's scores (N, C), ``NOT_ASKED`` where the network of the task is not asked."""
-        shape = (
-            len(features),
-            sum(self.sizes) + 1,
-        )  # the last column takes what tasks of fewer classes are filled up with
-        scores = torch.full(shape, NOT_ASKED, dtype=torch.float64, device=features.device)
+        room = len(features), sum(self.sizes) + 1  # the last column is for what smaller tasks are filled up with
+        scores = torch.full(room, NOT_ASKED, dtype=torch.float64, device=features.device)
         networks, rows = asked.mT.nonzero(as_tuple=True)
         if not len(rows):
             return scores[:, :-1]
