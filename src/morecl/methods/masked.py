@@ -41,7 +41,7 @@ from morecl.progress import Listener
 from morecl.random import generator
 from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
-FOLDED_BYTES = 512 << 20  # of finished tasks' adapters that are kept between calls, all tasks together
+FOLDED_BYTES = 512 << 20  # kept between calls of adapters, of adapters side by side, and of heads: each at most this
 SHARED_BYTES = 1 << 30  # of activations, in a pass that networks share on a GPU
 OWN_PASS = {"cuda": 512}  # images from which on a network gets a pass of its own; elsewhere 32
 

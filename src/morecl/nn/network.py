@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
@@ -117,6 +118,7 @@ class AdaptedViT:
         )
         self._adapter_observers = 0
         self._feature_observers: list[FeatureObserver] = []
+        self._turn = _Turn()
 
     def new_adapters(self, bottleneck: int) -> Adapters:
         """Two adapters for each block."""
@@ -186,7 +188,10 @@ class AdaptedViT:
         if fusible and self._is_for_kernels(prefix, cast(AdapterWeights, adapters)):
             features = self._fused_trunk(prefix, parameters, cast(AdapterWeights, adapters), observe_last)
         else:
-            features = self._plain_trunk(prefix, parameters, adapters, body, compiled and not observed, observe_last)
+            with self._turn:  # the template holds the weights of one call at a time
+                features = self._plain_trunk(
+                    prefix, parameters, adapters, body, compiled and not observed, observe_last
+                )
         if patches:
             features = torch.cat([features, self._patch_mean(last_inputs[0])], 1)
         for observer in self._feature_observers:
@@ -299,6 +304,22 @@ class AdaptedViT:
         if self.last_norm == "fc_norm":
             return layer_norm(_call(self.pooling, pooling, x), weight, bias, eps)
         return _call(self.pooling, pooling, layer_norm(x, weight, bias, eps))
+
+
+class _Turn:
+    """A lock; a copy has its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __deepcopy__(self, memo: object) -> _Turn:
+        return _Turn()
 
 
 class ClassTokenBlock(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,15 @@ def test_networks_share_a_pass_also_where_not_all_of_them_fit(learner: More, mon
     expected = torch.stack([plain(learner, k) for k in range(3)])[networks, rows]
     torch.testing.assert_close(learner.embed_rows(learner.prepare(IMAGES), rows, networks), expected, **TOLERANCE)
     assert "together" not in learner._derived
+
+
+def test_several_threads_may_ask_one_learner(learner: More) -> None:
+    expected = learner.predict(IMAGES)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: learner.predict(IMAGES), range(30)))
+    for found in answers:
+        assert found.labels == expected.labels
+        np.testing.assert_allclose(found.ood_score, expected.ood_score, rtol=1e-5)
 
 
 def test_folded_adapters_are_kept_while_there_is_room(learner: More, monkeypatch: pytest.MonkeyPatch) -> None:
