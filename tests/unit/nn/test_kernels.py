@@ -239,7 +239,7 @@ from morecl.nn.kernels import attention, wide
 from morecl.nn.kernels import gelu as gelu_kernels
 def close(one, other, error=1e-6):
     assert (one.double() - other).norm() < error * other.norm()
-count, dim, k = wide.launch(wide.FORWARD, {dim}, {k}).tile + 3, {dim}, {k}
+count, dim, k = wide.TILE + 3, {dim}, {k}
 draw = generator(0, "wide")
 def random(*shape):
     return torch.randn(*shape, generator=draw)
@@ -344,10 +344,6 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     from morecl.nn.kernels import adapter, attention, class_token, norm, wide
     from morecl.nn.kernels import gelu as gelu_kernels
 
-    def launch(choices: dict[tuple[int, int], wide.Launch]) -> tuple[dict[str, int], dict[str, int]]:
-        tile, chunk, warps, stages = wide.launch(choices, dim, k)
-        return {"D": dim, "K": k, "TILE": tile, "CHUNK": chunk, "STAGES": stages}, {"num_warps": warps}
-
     tiles = {"D": dim, "K": k, "TILE": adapter.TILE, "CHUNK": adapter.CHUNK}
     head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}
     rows = {"D": dim, "WIDTH": {192: 256, 384: 512, 768: 1024}[dim], "ROWS": norm.ROWS}
@@ -364,8 +360,8 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     ]
     if dim > adapter.NARROW:
         kernels += [
-            (wide._adapt_wide, *launch(wide.FORWARD)),
-            (wide._adapt_wide_backward, *launch(wide.BACKWARD)),
+            (wide._adapt_wide, tiles | {"STAGES": wide.STAGES}, {}),
+            (wide._adapt_wide_backward, tiles | {"STAGES": wide.STAGES}, {}),
             (attention._attend_sums, {"WIDTH": dim // heads, "SUMS": attention.SUMS}, {}),
             (gelu_kernels._gelu, inner, {}),
         ]

@@ -13,34 +13,15 @@ The gradients of the weights are those of the narrow kernels (:func:`morecl.nn.k
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
+from morecl.nn.kernels.adapter import CHUNK, TILE
 
-
-class Launch(NamedTuple):
-    """How a kernel is divided and started."""
-
-    tile: int  # tokens per program
-    chunk: int  # dimensions per step; 64 where this does not divide D
-    warps: int
-    stages: int  # chunks being loaded at once
-
-
-# by dimensions of a token and neurons of an adapter, from which on they are used; they fit into 99 KiB per program
-FORWARD = {(0, 0): Launch(64, 64, 4, 3)}
-BACKWARD = {(0, 0): Launch(64, 64, 4, 3)}
-
-
-def launch(choices: dict[tuple[int, int], Launch], dim: int, k: int) -> Launch:
-    """The choice for the largest shape in ``choices`` that is not larger than this one."""
-    how = choices[max(shape for shape in choices if shape[0] <= dim and shape[1] <= k)]
-    return how if dim % how.chunk == 0 else how._replace(chunk=64)
+STAGES = 3  # chunks being loaded at once; a program then needs at most 99 KiB
 
 
 def forward(
@@ -53,11 +34,9 @@ def forward(
     total = torch.empty_like(x)
     normed = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
-    how = launch(FORWARD, dim, k)
-    _adapt_wide[(triton.cdiv(count, how.tile),)](
-        y, x, bias, *adapter, *norm, r, total, normed, moments,
-        count, eps, dim, k, how.tile, how.chunk, how.stages, num_warps=how.warps,
-    )  # fmt: skip
+    _adapt_wide[(triton.cdiv(count, TILE),)](
+        y, x, bias, *adapter, *norm, r, total, normed, moments, count, eps, dim, k, TILE, CHUNK, STAGES
+    )
     return r, total, normed, moments
 
 
@@ -67,11 +46,9 @@ def backward(d: Tensor, r: Tensor, adapter: AdapterWeights) -> tuple[Tensor, Ten
     k = r.shape[1]
     p = torch.empty_like(r)
     out = torch.empty_like(d)
-    how = launch(BACKWARD, dim, k)
-    _adapt_wide_backward[(triton.cdiv(count, how.tile),)](
-        d, r, adapter.w1, adapter.w2, p, out,
-        count, dim, k, how.tile, how.chunk, how.stages, num_warps=how.warps,
-    )  # fmt: skip
+    _adapt_wide_backward[(triton.cdiv(count, TILE),)](
+        d, r, adapter.w1, adapter.w2, p, out, count, dim, k, TILE, CHUNK, STAGES
+    )
     return p, out
 
 
