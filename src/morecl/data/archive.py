@@ -81,7 +81,8 @@ class Member:
 
     @property
     def title(self) -> str:
-        return f"{self.place.stem}-{Path(self.info.filename).stem}"
+        """The member first: of a long name only the beginning is used."""
+        return f"{Path(self.info.filename).stem}-{self.place.stem}"
 
     def key(self) -> str:
         """Changes with the archive's size or time of change, and with what the member is."""

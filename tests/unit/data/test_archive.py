@@ -96,7 +96,7 @@ def test_unpacked_once_for_an_archive_as_it_is(cache: Path, tmp_path: Path, monk
         load_dataset("cifar10", tmp_path)
     assert unpacked == ["x_train.npy"]
     (entry,) = entries(cache)
-    assert (entry.images, entry.side, entry.folder) == (60, 6, str(path)) and entry.name.startswith("cifar10-x_train-6")
+    assert (entry.images, entry.side, entry.folder) == (60, 6, str(path)) and entry.name.startswith("x_train-cifar10-6")
     save(tmp_path, "compressed", x_train=TRAIN[::-1])
     os.utime(path, ns=(0, 12345))
     data = load_dataset("cifar10", tmp_path)
