@@ -12,10 +12,12 @@ This is what :class:`morecl.ridge.Ridge` tends to with more and more random feat
 its sums as long as there are fewer than some 100,000 images: 2 D bytes per image instead of 4 m^2 in all. The order in
 which images come, and in how many tasks, makes no difference, and images can be added at any time.
 
-Strength r and the temperature of the outputs are chosen by leaving out one image at a time, in closed form: without
-image i in the system, its outputs are
+Strength r and the sharpness t of softmax(t outputs) are chosen together: those with the least cross-entropy when one
+image at a time is left out. That is closed form; without image i in the system, its outputs are
 
     y_i - A_i / ((K + r W^-1)^-1)_ii.
+
+(Not by their squared error, which hardly changes where the accuracy does: see docs/methods/morerp.md.)
 """
 
 from __future__ import annotations
@@ -43,6 +45,13 @@ class Solved(NamedTuple):
 
     dual: Tensor
     outputs: Tensor
+
+
+class Chosen(NamedTuple):
+    """What is kept of one strength: A (N, C), and the best sharpness."""
+
+    dual: Tensor
+    sharpness: float
 
 
 class Reference(NamedTuple):
@@ -146,15 +155,16 @@ class KernelRidge(nn.Module):
         order = torch.randperm(count, generator=draw).to(self.columns.device)
         rows = order[self.columns[order] != NO_CLASS][:LEFT_OUT].sort().values
 
-        def attempt(place: int) -> tuple[float, Solved]:
+        def attempt(place: int) -> tuple[float, Chosen]:
             solved = self._solved(STRENGTHS[place], onehot, rows)
-            return float((solved.outputs - onehot[rows]).square().sum()), solved
+            outputs = solved.outputs if without is None else solved.outputs.masked_fill(without, -torch.inf)
+            sharpness, loss = best_sharpness(outputs, self.columns[rows])
+            return loss, Chosen(solved.dual, sharpness)
 
         place, best = descend(attempt, int(self.place), len(STRENGTHS))
         self.place.fill_(place)
         self.dual = best.dual.float().contiguous()  # the layout changes the rounding of outputs
-        outputs = best.outputs if without is None else best.outputs.masked_fill(without, -torch.inf)
-        self.sharpness.fill_(best_sharpness(outputs, self.columns[rows]))
+        self.sharpness.fill_(best.sharpness)
 
     def _solved(self, strength: float, onehot: Tensor, rows: Tensor) -> Solved:
         images = self.features.to(onehot.dtype)

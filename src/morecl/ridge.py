@@ -129,7 +129,7 @@ class Ridge(nn.Module):
         self.place.fill_(place)
         self.weight.copy_(best.weight)
         outputs = best.outputs if without is None else best.outputs.masked_fill(without, -torch.inf)
-        self.sharpness.fill_(best_sharpness(outputs, columns))
+        self.sharpness.fill_(best_sharpness(outputs, columns)[0])
 
     @torch.no_grad()
     def solve_with(self, strength: float) -> None:
@@ -182,10 +182,11 @@ def descend(evaluate: Callable[[int], tuple[float, T]], start: int, count: int) 
     return place, result
 
 
-def best_sharpness(outputs: Tensor, columns: Tensor) -> float:
-    """The value of ``SHARPNESS`` with the least cross-entropy of softmax(value * outputs). (N, C), (N,)"""
+def best_sharpness(outputs: Tensor, columns: Tensor) -> tuple[float, float]:
+    """The value of ``SHARPNESS`` with the least cross-entropy of softmax(value * outputs), and that. (N, C), (N,)"""
     losses = [float(F.cross_entropy(value * outputs, columns)) for value in SHARPNESS]
-    return SHARPNESS[min(range(len(losses)), key=losses.__getitem__)]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    return SHARPNESS[best], losses[best]
 
 
 def held_out_errors(

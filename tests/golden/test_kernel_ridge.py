@@ -13,6 +13,7 @@ from sklearn.kernel_ridge import KernelRidge as Reference
 from morecl import kernel_ridge
 from morecl.kernel_ridge import STRENGTHS, KernelRidge, gaussian_kernel
 from morecl.random import generator
+from morecl.ridge import SHARPNESS
 from morecl.triangle import Triangle
 
 
@@ -167,3 +168,23 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     made = taught([(z, y)])
     torch.testing.assert_close(made.dual, whole.dual, rtol=1e-5, atol=1e-7)
     assert made.sharpness == whole.sharpness
+
+
+def test_strength_and_sharpness_are_those_with_the_least_cross_entropy_of_images_left_out() -> None:
+    z, y = images(120, 8, seed=7)
+    made = taught([(z, y)])
+    a, onehot = z.double().numpy(), np.eye(8)[y.numpy()]
+    kernel = np.exp(-((a[:, None] - a[None]) ** 2).sum(-1) / 6)
+    losses, errors = {}, {}
+    for r in STRENGTHS:
+        outputs = np.empty((120, 8))
+        for i in range(120):  # each image really left out
+            rest = np.delete(np.arange(120), i)
+            dual = np.linalg.solve(kernel[np.ix_(rest, rest)] + r * np.eye(119), onehot[rest])
+            outputs[i] = kernel[i, rest] @ dual
+        errors[r] = ((outputs - onehot) ** 2).sum()
+        for t in SHARPNESS:
+            logits = t * outputs
+            losses[r, t] = -(logits[np.arange(120), y] - np.log(np.exp(logits).sum(1))).mean()
+    assert (strength(made), float(made.sharpness)) == min(losses, key=losses.__getitem__)
+    assert strength(made) != min(errors, key=errors.__getitem__)  # the squared error would have chosen another
