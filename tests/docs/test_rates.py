@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parents[2] / "results"
 # the best rate on held-out images made training diverge on another class order, or in 20 tasks: the next lower is used
 LOWERED = {("cifar100-10t", "more"), ("cifar100-10t", "row"), ("svhn-5t", "more")}
 # at the next higher rate training diverged, so there is no record of it
-HIGHEST = {("svhn-5t", "tpl")}
-# runs of a table that are to be made again at the recipe's rate
-TO_BE_REPEATED = {("cifar100-10t", "row"), ("cifar100-20t", "row"), ("cifar100-20t", "more")}
+HIGHEST = {("svhn-5t", "tpl"), ("svhn-5t", "pass"), ("svhn-5t", "hat")}
 
 
 def tried(folder: str, benchmark: str) -> dict[str, dict[float, float]]:
@@ -59,7 +57,6 @@ def test_the_tables_have_the_rates_of_the_recipes(folder: str, included: bool) -
         return bool(record.config["lr"] != settings["lr"])
 
     records = [read_record(path) for path in (ROOT / folder).rglob("result.json")]
-    trained = [record for record in records if record.method != "slda"]
+    trained = [record for record in records if record.method not in ("slda", "ncm", "csc")]
     assert trained and {record.config["epochs"] for record in trained} == {5}
-    found = {(record.benchmark, record.method) for record in trained if wrong(record)}
-    assert found == (TO_BE_REPEATED if folder == "shipped" else set())
+    assert not {(record.benchmark, record.method) for record in trained if wrong(record)}
