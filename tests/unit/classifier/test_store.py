@@ -92,6 +92,20 @@ def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFo
     assert sorted(p.name for p in model.path.iterdir()) == [".lock", MODEL, VERSIONS]
 
 
+def test_versions_are_not_removed_when_their_list_is_lost(first: Classifier, model: ModelFolder) -> None:
+    model.commit(first, "again")
+    (model.path / MODEL).unlink()
+    for call in (lambda: Classifier.open(model.path), lambda: first.save(model.path), model.exists):
+        with pytest.raises(InputError, match=r"model\.json is missing, but .* holds versions of a model"):
+            call()
+    assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
+
+
+def test_a_first_lesson_that_was_killed_can_be_repeated(first: Classifier, model: ModelFolder) -> None:
+    (model.path / MODEL).unlink()  # killed between its version and the list
+    assert first.save(model.path) == 1
+
+
 @pytest.mark.parametrize("at", ["versions/2", MODEL])
 def test_a_crash_at_the_rename_leaves_the_old_model(
     at: str, first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
