@@ -418,6 +418,17 @@ def test_some_unreadable_images_are_named_and_counted(copy: Path, tmp_path: Path
     assert len(lines) == 6 and lines[-1] == "not readable: 2 more images"
 
 
+def test_a_class_of_which_nothing_can_be_read_says_why(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 10)
+    (photos / "2" / "bad.png").write_bytes(b"bad")
+    (photos / "deep").mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((8, 8), 9000 + number, np.uint16)).save(photos / "deep" / f"{number}.png")
+    done = call("learn", copy, photos)
+    assert done.code == 2
+    assert "deep/0.png: mode I;16: only 8 bits per channel are supported, and 2 more)" in done.words, done.err
+
+
 @pytest.mark.parametrize("command", ["info", "history", "undo", "predict", "evaluate", "rename", "forget", "export"])
 def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"")
