@@ -205,11 +205,11 @@ def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> Non
 
 
 def _lines(lesson: Lesson) -> Iterator[str]:
-    words = "new classes" if lesson.action == "learn" else "these classes"
+    words = "the new classes" if lesson.action == "learn" else "these classes"
     if lesson.accuracy is None:
         yield "Accuracy unknown: no image of them was held back."
     else:
-        yield f"Accuracy on held-back images: {percent(lesson.accuracy)} on the {words}"
+        yield f"Accuracy on held-back images: {percent(lesson.accuracy)} on {words}"
         if lesson.accuracy_others is not None:
             yield (
                 f"    {percent(lesson.accuracy_others)} on the other classes, "
