@@ -31,6 +31,7 @@ import morecl
 from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan
+from morecl.cli.own import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -203,6 +204,14 @@ def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path
     assert call("predict", story.model, good[0], "--json").code == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    assert [Path(p).name for p in predict.images_in(str(tmp_path))] == ["gone.png", "x.png"]
+
+
 def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> None:
     done = call("evaluate", story.model, story.test, "--out", tmp_path / "page.html")
     assert done.code == 0, done.err
@@ -302,6 +311,7 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
     write_digits(tmp_path / "photos", [5], 0, 20)  # new
     done = call("learn", model, tmp_path / "photos", "--more")
     assert done.code == 0, done.err
+    assert "% on these classes" in done.out and "% on the new classes" in done.out
     print(f"accuracy on 3: {before:.0%} with 10 images, {right():.0%} with 60")
     assert right() >= before
     assert [(v.number, v.action, v.what) for v in ModelFolder(model).versions()[1:]] == [
