@@ -206,7 +206,6 @@ def _is_leftover(path: Path) -> bool:
 
 def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
     import torch
-    from safetensors.torch import save_file
 
     from morecl import checkpoint
 
@@ -220,7 +219,7 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
         "seen": torch.from_numpy(classifier.seen.prints.view("int64")),
         "seen_columns": torch.from_numpy(classifier.seen.columns),
     }
-    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / HELD)
+    checkpoint.save_tensors(tensors, folder / HELD)
     details = {
         "format": FORMAT,
         "images": classifier.images,

@@ -64,7 +64,7 @@ def main() -> None:
     try:
         app()
     except (InputError, OSError) as error:
-        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(str(error))}")
+        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(_text(error))}")
         sys.exit(BAD_INPUT)
     except DivergedError as error:
         error_console().print(f"{ranks.before_error()}[red]stopped:[/red] {escape(str(error))}")
@@ -73,6 +73,13 @@ def main() -> None:
         if ranks.tells_of_loss():
             error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
         sys.exit(FAILED)
+
+
+def _text(error: InputError | OSError) -> str:
+    """``FILE: No space left on device`` for an error of the system, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return str(error)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
