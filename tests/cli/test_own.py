@@ -455,6 +455,8 @@ def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path
     assert "--json or --csv" in call("predict", tiny, tmp_path, "--json", "--csv").words
     assert "--accept must lie between" in call("predict", tiny, tmp_path, "--accept", 95).words
     assert call("evaluate", tiny, tmp_path, "--out", tmp_path).code == 2
+    refused = call("export", tiny, tmp_path)
+    assert refused.code == 2 and "give OUT.onnx the name of a file" in refused.words and "--out" not in refused.words
 
 
 def test_a_damaged_model_is_an_error_message(copy: Path, tmp_path: Path) -> None:

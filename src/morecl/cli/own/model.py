@@ -181,7 +181,7 @@ def export(
 
     check_accept(accept)
     store = existing(model)
-    check_target(out, "model.onnx")
+    check_target(out, "model.onnx", "OUT.onnx")
     classifier = store.load(device="cpu")
     classifier.export(out, accept=accept)
     console = output_console()
