@@ -212,6 +212,12 @@ def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert [Path(p).name for p in predict.images_in(str(tmp_path))] == ["gone.png", "x.png"]
 
 
+def test_a_large_photo_is_no_attack(tiny: Path, tmp_path: Path) -> None:
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "large.png")
+    done = call("predict", tiny, tmp_path, "--json")
+    assert (done.code, done.err) == (0, ""), done.err
+
+
 def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> None:
     done = call("evaluate", story.model, story.test, "--out", tmp_path / "page.html")
     assert done.code == 0, done.err

@@ -60,6 +60,9 @@ app.add_typer(cache.app, name="cache", rich_help_panel="Experiments")
 def main() -> None:
     """Entry point. Bad input ends with one message and exit code 2."""
     warnings.showwarning = _show_warning
+    warnings.filterwarnings(
+        "ignore", "Image size .* could be decompression bomb"
+    )  # Pillow, of a large photo that it reads
     _prepare_output()
     try:
         app()
