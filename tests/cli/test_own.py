@@ -26,12 +26,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import morecl
 from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan
 from morecl.cli.own import predict
+from morecl.cli.own.common import class_table
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -250,6 +252,19 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
 
 
 # ---- changes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_tables_keep_names_and_numbers_in_a_narrow_terminal(width: int) -> None:
+    table = class_table("new class", "images learned", "held back", "accuracy")
+    table.add_row("robin", "1,234", "100", "100.0 %")
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(table)
+    lines = [line.split() for line in shown.get().splitlines() if line.strip()]
+    assert lines[-1] == ["robin", "1,234", "100", "100.0", "%"]
+    heads = {word for line in lines[:-1] for word in line if word.isalpha()}
+    assert heads == {"new", "class", "images", "learned", "held", "back", "accuracy"}
 
 
 def test_undo_gives_back_the_answers_of_before(story: Story, tmp_path: Path) -> None:
