@@ -64,11 +64,17 @@ def unlike_data_note(grid: Grid) -> list[str]:
                 for data in (record.data for record in cells.get(column, []) if record.data.scored_on == scored_on):
                     rows[data.train_images, data.test_images][row.label] = None
             each = [
-                f"{', '.join(labels)}: {train:,} to train, {test:,} to test" for (train, test), labels in rows.items()
+                f"{_few(list(labels))}: {train:,} to train, {test:,} to test" for (train, test), labels in rows.items()
             ]
             if len(each) > 1:
                 found.append(f"{column.label} ({'; '.join(each)})")
     return [f"Not on the same images, so not comparable: {', '.join(found)}."] if found else []
+
+
+def _few(labels: Sequence[str], most: int = 3) -> str:
+    """The first labels, and how many more there are."""
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
 
 
 def repeated_note(grid: Grid) -> list[str]:

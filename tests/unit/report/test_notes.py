@@ -80,6 +80,9 @@ def test_rows_with_unlike_numbers_of_images_are_not_comparable() -> None:
     )
     assert caveats(arrange(records)) == [expected]
     assert expected in notes(records)
+    many = [few, *(make_record("more", config={"lr": lr}) for lr in (0.1, 0.2, 0.3, 0.4, 0.5))]
+    [note] = caveats(arrange(many))
+    assert "MORE (lr 0.1), MORE (lr 0.2), MORE (lr 0.3) and 2 more: 1,000 to train" in note
     assert caveats(arrange([records[0], make_record("icarl")])) == []
     assert caveats(arrange([records[0], make_record("icarl", "cifar10-5t")])) == []
 
