@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,10 +82,10 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
     """Write the files of ``learner`` into an existing folder."""
     classes = [encode(label) for label in learner.classes]
-    _save_tensors(learner.state(), folder / STATE, learner.memory.unread)
+    save_tensors(learner.state(), folder / STATE, learner.memory.unread)
     included = include_backbone and learner.backbone.name != SHIPPED
     if included:
-        _save_tensors(dict(learner.backbone.state), folder / BACKBONE)
+        save_tensors(dict(learner.backbone.state), folder / BACKBONE)
     description = {
         "format": LEARNER_FORMAT,
         "morecl": morecl.__version__,
@@ -221,11 +222,14 @@ def _damaged(path: Path, reason: str) -> InputError:
     return InputError(f"{path} is damaged: {reason}")
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None = None) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None = None) -> None:
+    """Write a safetensors file; an error of the disk is an ``OSError``."""
     found = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     try:
         save_file(found, path) if unread is None else write_with_images(path, found, unread)
     except SafetensorError as error:  # also wraps errors of the disk
+        if code := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         raise OSError(f"cannot write {path.name}: {error}") from error
 
 

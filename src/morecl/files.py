@@ -31,17 +31,18 @@ def atomic_path(target: Path) -> Iterator[Path]:
     if target.is_dir():
         raise InputError(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _named_in_errors(target):
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -56,23 +57,24 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     if target.is_file():
         raise InputError(f"{target} is a file; give the name of a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    try:
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
-                os.chmod(path, 0o666 & ~_umask())
-        os.chmod(temporary, 0o777 & ~_umask())
-        aside = target.parent / f".{target.name}.old"
-        shutil.rmtree(aside, ignore_errors=True)
-        if target.exists():
-            os.replace(target, aside)
-        os.replace(temporary, target)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _named_in_errors(target):
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        try:
+            yield temporary
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())
+                    os.chmod(path, 0o666 & ~_umask())
+            os.chmod(temporary, 0o777 & ~_umask())
+            aside = target.parent / f".{target.name}.old"
+            shutil.rmtree(aside, ignore_errors=True)
+            if target.exists():
+                os.replace(target, aside)
+            os.replace(temporary, target)
+            shutil.rmtree(aside, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -102,6 +104,18 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
     rest = {key: part for key, part in value.items() if key != SEAL}
     text = json.dumps(rest, sort_keys=True, allow_nan=False)
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+@contextmanager
+def _named_in_errors(target: Path) -> Iterator[None]:
+    """Have errors of the system name ``target``: a full disk names no file, others the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        own = str(target.parent / f".{target.name}.")
+        if error.errno is not None and (error.filename is None or str(error.filename).startswith(own)):
+            error.filename, error.filename2 = str(target), None
+        raise
 
 
 def _umask() -> int:

@@ -107,8 +107,8 @@ def _claim(folder: Path, locked: bool) -> Iterator[None]:
 def _take(file: Path, mine: Claim, locked: bool) -> None:
     """Make ``file`` the claim ``mine``, or raise :class:`InputError`."""
     draft = file.with_name(f"{CLAIM}.{mine.token}")
-    draft.write_text(json.dumps(asdict(mine)), encoding="utf-8")
     try:
+        draft.write_text(json.dumps(asdict(mine)), encoding="utf-8")
         while True:
             try:
                 _publish(draft, file)
@@ -130,6 +130,10 @@ def _take(file: Path, mine: Claim, locked: bool) -> None:
                 if (found := _read(file)) is None or found[0].token != mine.token:
                     raise _taken(file.parent)
             return
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # a full disk
+            error.filename = str(file.parent)
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

@@ -26,11 +26,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import morecl
 from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan
+from morecl.cli.own import predict
+from morecl.cli.own.common import class_table
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -203,6 +206,20 @@ def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path
     assert call("predict", story.model, good[0], "--json").code == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    assert [Path(p).name for p in predict.images_in(str(tmp_path))] == ["gone.png", "x.png"]
+
+
+def test_a_large_photo_is_no_attack(tiny: Path, tmp_path: Path) -> None:
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "large.png")
+    done = call("predict", tiny, tmp_path, "--json")
+    assert (done.code, done.err) == (0, ""), done.err
+
+
 def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> None:
     done = call("evaluate", story.model, story.test, "--out", tmp_path / "page.html")
     assert done.code == 0, done.err
@@ -235,6 +252,19 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
 
 
 # ---- changes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_tables_keep_names_and_numbers_in_a_narrow_terminal(width: int) -> None:
+    table = class_table("new class", "images learned", "held back", "accuracy")
+    table.add_row("robin", "1,234", "100", "100.0 %")
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(table)
+    lines = [line.split() for line in shown.get().splitlines() if line.strip()]
+    assert lines[-1] == ["robin", "1,234", "100", "100.0", "%"]
+    heads = {word for line in lines[:-1] for word in line if word.isalpha()}
+    assert heads == {"new", "class", "images", "learned", "held", "back", "accuracy"}
 
 
 def test_undo_gives_back_the_answers_of_before(story: Story, tmp_path: Path) -> None:
@@ -302,6 +332,7 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
     write_digits(tmp_path / "photos", [5], 0, 20)  # new
     done = call("learn", model, tmp_path / "photos", "--more")
     assert done.code == 0, done.err
+    assert "% on these classes" in done.out and "% on the new classes" in done.out
     print(f"accuracy on 3: {before:.0%} with 10 images, {right():.0%} with 60")
     assert right() >= before
     assert [(v.number, v.action, v.what) for v in ModelFolder(model).versions()[1:]] == [
@@ -418,6 +449,17 @@ def test_some_unreadable_images_are_named_and_counted(copy: Path, tmp_path: Path
     assert len(lines) == 6 and lines[-1] == "not readable: 2 more images"
 
 
+def test_a_class_of_which_nothing_can_be_read_says_why(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 10)
+    (photos / "2" / "bad.png").write_bytes(b"bad")
+    (photos / "deep").mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((8, 8), 9000 + number, np.uint16)).save(photos / "deep" / f"{number}.png")
+    done = call("learn", copy, photos)
+    assert done.code == 2
+    assert "deep/0.png: mode I;16: only 8 bits per channel are supported, and 2 more)" in done.words, done.err
+
+
 @pytest.mark.parametrize("command", ["info", "history", "undo", "predict", "evaluate", "rename", "forget", "export"])
 def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"")
@@ -434,6 +476,8 @@ def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path
     assert "--json or --csv" in call("predict", tiny, tmp_path, "--json", "--csv").words
     assert "--accept must lie between" in call("predict", tiny, tmp_path, "--accept", 95).words
     assert call("evaluate", tiny, tmp_path, "--out", tmp_path).code == 2
+    refused = call("export", tiny, tmp_path)
+    assert refused.code == 2 and "give OUT.onnx the name of a file" in refused.words and "--out" not in refused.words
 
 
 def test_a_damaged_model_is_an_error_message(copy: Path, tmp_path: Path) -> None:

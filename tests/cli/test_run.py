@@ -133,7 +133,7 @@ def test_other_seed_other_numbers_and_other_methods(call: Call, finished: Path, 
     assert record.data.train_images == 50
     # one more with the same folder: refused, then replaced
     code, _, err = call("run", "--method", "ncm", *small, "--out", folder)
-    assert code == 2 and "holds a finished run" in err and "--overwrite" in err
+    assert code == 2 and "holds a finished run" in err and "--overwrite" in err and "--out" in err
     assert read_record(folder / "result.json") == record
     assert call("run", "--method", "ncm", *small, "--out", folder, "--overwrite")[0] == 0
     assert read_record(folder / "result.json").seed == 0

@@ -54,6 +54,19 @@ def test_a_failed_folder_leaves_the_old_one(tmp_path: Path, error: type[BaseExce
     assert (tmp_path / "f" / "a").read_text() == "old"
 
 
+def test_a_full_disk_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    for write, name in ((atomic_path, "file.txt"), (atomic_folder, "folder")):
+        with pytest.raises(OSError, match="No space") as caught, write(tmp_path / name):
+            raise OSError(28, "No space left on device")
+        assert caught.value.filename == str(tmp_path / name)
+        with pytest.raises(OSError, match="No space") as caught, write(tmp_path / name) as temporary:
+            raise OSError(28, "No space left on device", str(temporary / "inside"))
+        assert caught.value.filename == str(tmp_path / name)
+        with pytest.raises(OSError, match="denied") as caught, write(tmp_path / name):
+            raise OSError(13, "Permission denied", "elsewhere")
+        assert caught.value.filename == "elsewhere"
+
+
 def test_a_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     for content in ("one", "two"):
         with atomic_folder(tmp_path / "f") as folder:

@@ -49,6 +49,18 @@ def test_only_one_is_in_when_another_had_opened_the_lock_file_before_it_was_rele
         pass
 
 
+def test_a_claim_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space") as caught, claimed(tmp_path / "run"):
+        pass
+    assert caught.value.filename == str(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_was_created_and_stayed_empty_is_removed(tmp_path: Path) -> None:
     with claimed(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()

@@ -29,9 +29,10 @@ from morecl.classifier.names import check_name
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
+from morecl.images import as_array
 from morecl.labels import Forgotten
 from morecl.methods import Learner, method_class
-from morecl.pictures import AnyImages
+from morecl.pictures import AnyImages, Pictures
 from morecl.progress import Listener, silent
 
 METHOD = "morerp"
@@ -220,6 +221,8 @@ class Classifier:
         """As :meth:`predict`, one after the other, in bounded memory however many there are."""
         if not self.classes:
             raise InputError("nothing has been learned yet")
+        if hasattr(images, "shape") and not isinstance(images, Pictures):
+            images = as_array(images, self.side)  # refuses one image, whose rows would be taken for grey images
         threshold = self.promise(accept).threshold
         task_of = self.learner.task_of_column()
         answerable = np.array([self.column(name) for name in self.classes])

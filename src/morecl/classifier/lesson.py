@@ -122,7 +122,9 @@ def _material(
     prints = holding.fingerprints(found.images)
     fresh = holding.first_seen(prints, classifier.seen.prints)
     taken = [names[i] for i in found.positions[fresh].tolist()]
-    _check_taken(action, names, taken, skipped)
+    left = set(taken)
+    lost = [text for (i, _), text in zip(found.problems, skipped, strict=True) if names[i] not in left]
+    _check_taken(action, names, taken, lost)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
@@ -143,13 +145,18 @@ def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -
         raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
 
 
-def _check_taken(action: Action, names: Sequence[str], taken: Sequence[str], skipped: Sequence[str]) -> None:
-    """Raise if a class has no image left to learn. Of classes it knows, some may have none."""
+def _check_taken(action: Action, names: Sequence[str], taken: Sequence[str], lost: Sequence[str]) -> None:
+    """Raise if a class has no image left to learn, and why: ``lost`` are its unreadable images. Of classes it knows,
+    some may have none.
+    """
     left = set(taken)
     if action == "add" and left:
         return
     if empty := [name for name in dict.fromkeys(names) if name not in left]:
-        why = "every image was seen before, or could not be read" if skipped else "every image was seen before"
+        why = "every image was seen before"
+        if lost:
+            more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+            why += f", or could not be read ({lost[0]}{more})"
         raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
 
 

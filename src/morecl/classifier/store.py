@@ -91,6 +91,11 @@ class ModelFolder:
         ):
             hint = "; it is a learner saved by `learner.save`" if (self.path / "learner.json").is_file() else ""
             raise InputError(f"{self.path} holds no model{hint}; choose another folder")
+        if self._has_later_versions():  # a killed first lesson leaves at most version 1
+            raise InputError(
+                f"{self.path / MODEL} is missing, but {self.path / VERSIONS} holds versions of a model, which a new "
+                f"one would remove. Put {MODEL} back from a backup, or choose another folder"
+            )
         return False
 
     def versions(self) -> list[Version]:
@@ -166,6 +171,11 @@ class ModelFolder:
     def _folder(self, number: int) -> Path:
         return self.path / VERSIONS / str(number)
 
+    def _has_later_versions(self) -> bool:
+        """Whether the folder of a version after the first is there, whatever ``model.json`` says."""
+        folder = self.path / VERSIONS
+        return folder.is_dir() and any(p.name.isdecimal() and int(p.name) > 1 for p in folder.iterdir())
+
     def _history(self) -> History:
         file = self.path / MODEL
         if not file.is_file():
@@ -196,7 +206,6 @@ def _is_leftover(path: Path) -> bool:
 
 def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
     import torch
-    from safetensors.torch import save_file
 
     from morecl import checkpoint
 
@@ -210,7 +219,7 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
         "seen": torch.from_numpy(classifier.seen.prints.view("int64")),
         "seen_columns": torch.from_numpy(classifier.seen.columns),
     }
-    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / HELD)
+    checkpoint.save_tensors(tensors, folder / HELD)
     details = {
         "format": FORMAT,
         "images": classifier.images,

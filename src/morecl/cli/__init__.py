@@ -60,11 +60,14 @@ app.add_typer(cache.app, name="cache", rich_help_panel="Experiments")
 def main() -> None:
     """Entry point. Bad input ends with one message and exit code 2."""
     warnings.showwarning = _show_warning
+    warnings.filterwarnings(
+        "ignore", "Image size .* could be decompression bomb"
+    )  # Pillow, of a large photo that it reads
     _prepare_output()
     try:
         app()
     except (InputError, OSError) as error:
-        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(str(error))}")
+        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(_text(error))}")
         sys.exit(BAD_INPUT)
     except DivergedError as error:
         error_console().print(f"{ranks.before_error()}[red]stopped:[/red] {escape(str(error))}")
@@ -73,6 +76,13 @@ def main() -> None:
         if ranks.tells_of_loss():
             error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
         sys.exit(FAILED)
+
+
+def _text(error: InputError | OSError) -> str:
+    """``FILE: No space left on device`` for an error of the system, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return str(error)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -114,7 +114,7 @@ def arrange(records: Sequence[Record]) -> Grid:
             ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
             wanted = [key for key in sorted([*keys, *ablated]) if key.split(".")[-1] not in told]
             named = [back if tell else None, *(_describe(record, key, values.get(key)) for key in wanted)]
-            named += [f"{key} {facts[key]}" for key in more_keys]
+            named += [f"{key} {facts[key]}" for key in more_keys if facts[key] != ""]
             held_out = mixed and record.data.scored_on == "validation"
             row = Row(method, tuple(text for text in named if text), held_out)
             grid.setdefault(row, {}).setdefault(column, []).append(record)

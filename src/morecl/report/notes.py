@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ def notes(records: Sequence[Record]) -> list[str]:
 
 
 def caveats(grid: Grid) -> list[str]:
-    """What must stand beside the numbers wherever they are shown: not the test set, or a seed counted once."""
-    return held_out_note(grid) + repeated_note(grid)
+    """What must stand beside the numbers wherever they are shown: not the test set, unlike data, a repeated seed."""
+    return held_out_note(grid) + unlike_data_note(grid) + repeated_note(grid)
 
 
 def held_out_note(grid: Grid) -> list[str]:
@@ -51,6 +52,29 @@ def held_out_note(grid: Grid) -> list[str]:
         labels = ", ".join(column.label for column in columns_of(grid))
         return [f"Scored on held-out training images, not on the test set: {labels}."]
     return []
+
+
+def unlike_data_note(grid: Grid) -> list[str]:
+    """Where rows stand beside each other that had other numbers of images; empty if nowhere."""
+    found = []
+    for column in columns_of(grid):
+        for scored_on in ("test", "validation"):
+            rows: dict[tuple[int, int], dict[str, None]] = defaultdict(dict)  # labels, each once
+            for row, cells in grid.items():
+                for data in (record.data for record in cells.get(column, []) if record.data.scored_on == scored_on):
+                    rows[data.train_images, data.test_images][row.label] = None
+            each = [
+                f"{_few(list(labels))}: {train:,} to train, {test:,} to test" for (train, test), labels in rows.items()
+            ]
+            if len(each) > 1:
+                found.append(f"{column.label} ({'; '.join(each)})")
+    return [f"Not on the same images, so not comparable: {', '.join(found)}."] if found else []
+
+
+def _few(labels: Sequence[str], most: int = 3) -> str:
+    """The first labels, and how many more there are."""
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
 
 
 def repeated_note(grid: Grid) -> list[str]:

@@ -55,7 +55,7 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     if not (out / RUN).is_file():
         raise InputError(f"{out} is not empty and holds no run; choose another folder")
     if not overwrite and (out / RESULT).is_file():
-        raise InputError(f"{out} holds a finished run: --overwrite replaces it")
+        raise InputError(f"{out} holds a finished run: --overwrite replaces it, --out names another folder")
     if not overwrite:
         raise InputError(f"{out} already holds a run: `morecl resume {out}` continues it, --overwrite starts over")
 

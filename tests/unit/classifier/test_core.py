@@ -117,6 +117,17 @@ def test_a_broken_image_is_one_answer(known: Classifier, tmp_path: Path) -> None
     assert "error" not in answers[0].as_dict() and "error" in answers[1].as_dict()
 
 
+def test_one_array_is_many_images_and_never_the_rows_of_one(known: Classifier) -> None:
+    images = np.stack(photos("ant", "cat", count=3, draw=5)[0])
+    assert known.predict(images) == known.predict(list(images))
+    with pytest.raises(ValueError, match="looks like one image"):
+        known.predict(images[0])
+    with pytest.raises(ValueError, match="must have shape"):
+        known.predict(images[0, :, :, 0])
+    with pytest.raises(TypeError, match="must be uint8"):
+        known.predict(images.astype(float))
+
+
 def test_any_number_of_images_in_batches(known: Classifier) -> None:
     images, _ = photos("ant", "bee", count=25, draw=2)
     one_by_one = [known.predict([image])[0] for image in images[:5]]

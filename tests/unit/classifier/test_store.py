@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
+from safetensors import SafetensorError
 
 import tiny
 from morecl.catalogue import SHIPPED
@@ -92,6 +95,20 @@ def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFo
     assert sorted(p.name for p in model.path.iterdir()) == [".lock", MODEL, VERSIONS]
 
 
+def test_versions_are_not_removed_when_their_list_is_lost(first: Classifier, model: ModelFolder) -> None:
+    model.commit(first, "again")
+    (model.path / MODEL).unlink()
+    for call in (lambda: Classifier.open(model.path), lambda: first.save(model.path), model.exists):
+        with pytest.raises(InputError, match=r"model\.json is missing, but .* holds versions of a model"):
+            call()
+    assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
+
+
+def test_a_first_lesson_that_was_killed_can_be_repeated(first: Classifier, model: ModelFolder) -> None:
+    (model.path / MODEL).unlink()  # killed between its version and the list
+    assert first.save(model.path) == 1
+
+
 @pytest.mark.parametrize("at", ["versions/2", MODEL])
 def test_a_crash_at_the_rename_leaves_the_old_model(
     at: str, first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +126,22 @@ def test_a_crash_at_the_rename_leaves_the_old_model(
     monkeypatch.undo()
     assert Classifier.open(model.path).classes == ["k0", "k1"]
     assert model.commit(first, "learn") == 2
+
+
+def test_a_full_disk_names_the_version(first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = safetensors.torch.save_file
+
+    def full(tensors: dict[str, Any], file: Path) -> None:
+        if file.name == HELD:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        save(tensors, file)
+
+    monkeypatch.setattr("morecl.checkpoint.save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        model.commit(first, "again")
+    assert (caught.value.errno, caught.value.filename) == (28, str(model.path / VERSIONS / "2"))
+    assert [p.name for p in (model.path / VERSIONS).iterdir()] == ["1"]
 
 
 def test_one_process_at_a_time(model: ModelFolder) -> None:

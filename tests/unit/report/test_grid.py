@@ -108,6 +108,7 @@ def test_other_images_split_rows_but_for_those_that_are_held_out() -> None:
     assert any("data feedbeef" in label for label in aca_cells(records)) and len(aca_cells(records)) == 2
     validated = [r.model_copy(update={"data": r.data.model_copy(update={"scored_on": "validation"})}) for r in records]
     assert len(aca_cells(validated)) == 1
+    assert not any("data )" in label or "data ," in label for label in aca_cells([*records, validated[0]]))
 
 
 def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:

@@ -69,6 +69,24 @@ def test_scores_on_held_out_images_say_so_and_are_not_ranked_with_the_others() -
     assert "<strong>70.0<i>" in page.html(records) and "<strong>90" not in page.html(records)
 
 
+def test_rows_with_unlike_numbers_of_images_are_not_comparable() -> None:
+    few = make_record("icarl")
+    few = few.model_copy(update={"data": few.data.model_copy(update={"train_images": 400})})
+    records = [make_record("more"), make_record("more", seed=1), few]
+    images = few.data.test_images
+    expected = (
+        f"Not on the same images, so not comparable: Digits-5T (iCaRL: 400 to train, {images:,} to test; "
+        f"MORE: 1,000 to train, {images:,} to test)."
+    )
+    assert caveats(arrange(records)) == [expected]
+    assert expected in notes(records)
+    many = [few, *(make_record("more", config={"lr": lr}) for lr in (0.1, 0.2, 0.3, 0.4, 0.5))]
+    [note] = caveats(arrange(many))
+    assert "MORE (lr 0.1), MORE (lr 0.2), MORE (lr 0.3) and 2 more: 1,000 to train" in note
+    assert caveats(arrange([records[0], make_record("icarl")])) == []
+    assert caveats(arrange([records[0], make_record("icarl", "cifar10-5t")])) == []
+
+
 def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says_so() -> None:
     records = [held_out(with_aca(70.0)), held_out(with_aca(60.0, "icarl"))]
     best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}

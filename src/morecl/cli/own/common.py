@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.markup import escape
+from rich.table import Table
 
 from morecl.cli.terminal import error_console
 from morecl.errors import InputError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from morecl.classifier.results import Promise
 
 NAMED = 5  # unreadable images that are named one by one
+NAME_WIDTH, NUMBER_WIDTH = 6, 4  # columns of a table, at least
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.", show_default=False)]
 Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
@@ -113,3 +116,12 @@ def name_unreadable(problems: Sequence[str], say: Callable[[str], None] | None =
 
 def error_line(text: str) -> None:
     error_console().print(f"[yellow]{escape(text)}[/yellow]", emoji=False, highlight=False)
+
+
+def class_table(name: str, *heads: str) -> Table:
+    """A table with a row per class: its name, then numbers. In a narrow terminal the heads are wrapped first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(name, style="bold", overflow="fold", min_width=NAME_WIDTH)
+    for head in heads:
+        table.add_column(head, justify="right", min_width=max(NUMBER_WIDTH, *map(len, head.split())))
+    return table

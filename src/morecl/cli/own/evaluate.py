@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from morecl.cli.own.common import (
@@ -16,6 +14,7 @@ from morecl.cli.own.common import (
     Device,
     Model,
     check_accept,
+    class_table,
     existing,
     name_unreadable,
     out_of_memory_explained,
@@ -83,10 +82,7 @@ def evaluate(
 
 def show_evaluation(console: Console, found: Evaluation) -> None:
     """The classes, then what holds for all of them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("class", style="bold", overflow="fold")
-    for head in ("images", "right", "called unknown"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = class_table("class", "images", "right", "called unknown")
     taught = [each for each in found.classes if each.known]
     foreign = [each for each in found.classes if not each.known]
     for each in [*taught, *foreign][:ROWS]:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from morecl.cli import options
 from morecl.cli.own.common import (
     Device,
+    class_table,
     counted,
     error_line,
     name_unreadable,
@@ -191,10 +190,8 @@ def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> Non
     """What was learned, and how well."""
     of = {each.name: each for each in classifier.info().classes}
     is_new = lesson.action == "learn"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("new class" if is_new else "class", style="bold", overflow="fold")
-    for head in ("images learned" if is_new else "images added", "held back", "accuracy"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("images learned" if is_new else "images added", "held back", "accuracy")
+    table = class_table("new class" if is_new else "class", *heads)
     for name, images in list(lesson.classes.items())[:ROWS]:
         table.add_row(Text(name), f"{images:,}", f"{of[name].held_back:,}", percent(of[name].accuracy))
     if (more := len(lesson.classes) - ROWS) > 0:
@@ -205,11 +202,11 @@ def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> Non
 
 
 def _lines(lesson: Lesson) -> Iterator[str]:
-    words = "new classes" if lesson.action == "learn" else "these classes"
+    words = "the new classes" if lesson.action == "learn" else "these classes"
     if lesson.accuracy is None:
         yield "Accuracy unknown: no image of them was held back."
     else:
-        yield f"Accuracy on held-back images: {percent(lesson.accuracy)} on the {words}"
+        yield f"Accuracy on held-back images: {percent(lesson.accuracy)} on {words}"
         if lesson.accuracy_others is not None:
             yield (
                 f"    {percent(lesson.accuracy_others)} on the other classes, "

@@ -21,6 +21,7 @@ from morecl.cli.own.common import (
     Accept,
     Model,
     check_accept,
+    class_table,
     counted,
     existing,
     percent,
@@ -56,10 +57,7 @@ def info(
 
 def show_info(console: Console, found: Info) -> None:
     """Classes, then what holds for all of them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("class", style="bold", overflow="fold")
-    for head in ("task", "images learned", "remembered", "held back", "accuracy"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = class_table("class", "task", "images learned", "remembered", "held back", "accuracy")
     for each in found.classes:
         numbers = (each.task, each.images, each.remembered, each.held_back)
         table.add_row(Text(each.name), *(f"{number:,}" for number in numbers), percent(each.accuracy))
@@ -181,7 +179,7 @@ def export(
 
     check_accept(accept)
     store = existing(model)
-    check_target(out, "model.onnx")
+    check_target(out, "model.onnx", "OUT.onnx")
     classifier = store.load(device="cpu")
     classifier.export(out, accept=accept)
     console = output_console()

@@ -134,7 +134,9 @@ def images_in(path: str) -> Iterator[str]:
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in sorted(files):
             if os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith("."):
-                yield os.path.join(folder, name)
+                file = os.path.join(folder, name)
+                if os.path.isfile(file) or not os.path.exists(file):  # to read a named pipe would wait for ever
+                    yield file
 
 
 def listed(stream: IO[bytes]) -> Iterator[str]:
