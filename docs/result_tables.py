@@ -42,12 +42,14 @@ Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which n
 
 @cache
 def runs(folder: str) -> dict[str, Runs]:
-    """The records of a folder, by method; those of variants, half the memory and the like, are left out."""
+    """The records of a folder, by method; those of variants other than the paper's MORE are left out."""
     found: dict[str, Runs] = {}
     for path in sorted((RESULTS / folder).glob("*/*/order-*/result.json")):
         benchmark, method, order = path.parts[-4:-1]
         if method in TITLES:
             found.setdefault(method, {}).setdefault(benchmark, {})[order] = read_record(path)
+    if not found:
+        raise SystemExit(f"results/{folder} has no records")
     return found
 
 
@@ -76,11 +78,13 @@ def means(folder: str, digits: str, *metrics: str) -> list[str]:
         return -len(first), -mean(first)
 
     rows = [[TITLES[method], *(cell(method, name) for name in benchmarks)] for method in sorted(found, key=rank)]
-    return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
+    fewer = any(FEWER in cell for row in rows for cell in row)
+    legend = ["", f"{FEWER} fewer than {orders} class orders."] if fewer else []
+    return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows) + legend
 
 
 def differences(folder: str, method: str) -> list[str]:
-    """Those with all benchmarks first, then by name; a comparison over fewer than three class orders is not shown."""
+    """Over the class orders that both have, at least three. Those with all benchmarks first, then by name."""
     own = runs(folder)[method]
     columns = [(benchmark, metric) for benchmark in SHOWN if benchmark in own for metric in ("aca", "iauc")]
 
@@ -100,8 +104,12 @@ def differences(folder: str, method: str) -> list[str]:
 
 def rates(folder: str, benchmark: str) -> list[str]:
     found: dict[str, dict[float, Record]] = {}
-    for path in sorted((RESULTS / folder / benchmark).glob("*/lr-*-epochs-5/order-*/result.json")):
-        found.setdefault(path.parts[-4], {})[float(path.parts[-3].split("-")[1])] = read_record(path)
+    for path in sorted((RESULTS / folder / benchmark).glob("*/lr-*/order-*/result.json")):
+        record = read_record(path)
+        tried = found.setdefault(record.method, {})
+        if record.config["lr"] in tried:
+            raise SystemExit(f"{path}: there is another record of this method and rate")
+        tried[record.config["lr"]] = record
     columns = sorted({rate for tried in found.values() for rate in tried})
     methods = [method for method in METHODS if method in found]
     rows = [[TITLES[method], *(accuracies(found[method], rate) for rate in columns)] for method in methods]
@@ -148,6 +156,8 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     }
 
     def written(match: re.Match[str]) -> str:
+        if match[0].count("<!-- table:") > 1:
+            raise SystemExit(f"{match[1]}: the end of the table is missing")
         kind, *arguments = match[1].split()
         return "\n".join([f"<!-- table: {match[1]} -->", *kinds[kind](*arguments), "<!-- end of table -->"])
 

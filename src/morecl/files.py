@@ -112,8 +112,10 @@ def _named_in_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        own = str(target.parent / f".{target.name}.")
-        if error.errno is not None and (error.filename is None or str(error.filename).startswith(own)):
+        own = os.path.abspath(target.parent / f".{target.name}.")
+        found = error.filename
+        mine = found is None or (isinstance(found, str) and os.path.abspath(found).startswith(own))
+        if error.errno is not None and mine:
             error.filename, error.filename2 = str(target), None
         raise
 

@@ -12,8 +12,8 @@ This is what :class:`morecl.ridge.Ridge` tends to with more and more random feat
 its sums as long as there are fewer than some 100,000 images: 2 D bytes per image instead of 4 m^2 in all. The order in
 which images come, and in how many tasks, makes no difference, and images can be added at any time.
 
-Strength r and the sharpness t of softmax(t outputs) are chosen together: those with the least cross-entropy when one
-image at a time is left out. That is closed form; without image i in the system, its outputs are
+Strength r and the sharpness t of softmax(t outputs) are chosen together: those with the least cross-entropy when up to
+2,000 images are left out one at a time. That is closed form; without image i in the system, its outputs are
 
     y_i - A_i / ((K + r W^-1)^-1)_ii.
 
@@ -145,7 +145,7 @@ class KernelRidge(nn.Module):
     def solve(self, without: Tensor | None = None) -> None:
         """Make the classifier from all kept images.
 
-        ``without`` (C,) bool: classes that have been forgotten; they take no part in the choice of the temperature.
+        ``without`` (C,) bool: classes that have been forgotten; they have no say in strength and sharpness.
         """
         count = len(self)
         heavy = bool(count) and float(self.weights.max()) > LIGHT
@@ -155,11 +155,14 @@ class KernelRidge(nn.Module):
         order = torch.randperm(count, generator=draw).to(self.columns.device)
         rows = order[self.columns[order] != NO_CLASS][:LEFT_OUT].sort().values
 
-        def attempt(place: int) -> tuple[float, Chosen]:
+        def attempt(place: int) -> tuple[tuple[float, float], Chosen]:
             solved = self._solved(STRENGTHS[place], onehot, rows)
+            if not len(rows):
+                return (0.0, 0.0), Chosen(solved.dual, float(self.sharpness))
             outputs = solved.outputs if without is None else solved.outputs.masked_fill(without, -torch.inf)
             sharpness, loss = best_sharpness(outputs, self.columns[rows])
-            return loss, Chosen(solved.dual, sharpness)
+            squares = float((solved.outputs - onehot[rows]).square().sum())
+            return (loss, squares), Chosen(solved.dual, sharpness)  # squares: for classes so far apart that loss is 0
 
         place, best = descend(attempt, int(self.place), len(STRENGTHS))
         self.place.fill_(place)

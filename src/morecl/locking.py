@@ -146,7 +146,12 @@ def _publish(draft: Path, file: Path) -> None:
         raise
     except OSError:  # a file system without hard links
         with file.open("x", encoding="utf-8") as stream:
-            stream.write(draft.read_text(encoding="utf-8"))
+            try:
+                stream.write(draft.read_text(encoding="utf-8"))
+                stream.flush()
+            except OSError:  # a full disk
+                file.unlink(missing_ok=True)
+                raise
 
 
 def _renew(file: Path, mine: Claim, released: threading.Event) -> None:

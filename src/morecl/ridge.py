@@ -30,6 +30,7 @@ CHUNK = 4096  # images whose random features are held at once
 AT_ONCE = 2**28  # random features, 2 GiB, up to which those of all images are held where that is faster
 
 T = TypeVar("T")
+Error = TypeVar("Error", float, tuple[float, float])
 
 
 class LeftOut(NamedTuple):
@@ -163,11 +164,12 @@ def spread(features: Tensor) -> Tensor:
     return torch.where(found > 0, found, torch.ones_like(found))
 
 
-def descend(evaluate: Callable[[int], tuple[float, T]], start: int, count: int) -> tuple[int, T]:
+def descend(evaluate: Callable[[int], tuple[Error, T]], start: int, count: int) -> tuple[int, T]:
     """From ``start`` to the nearest place among 0..count-1 whose error is below that of its neighbours.
 
-    ``evaluate(place)``: error and result. The error has one valley in the strength of a ridge, and the strength of one
-    task is near that of the last: three evaluations are usual, where each is a matrix factorised.
+    ``evaluate(place)``: error and result. The squared error has one valley in the strength of a ridge, and the
+    cross-entropy had one wherever it was looked at. The strength of one task is near that of the last: three
+    evaluations are usual, where each is a matrix factorised.
     """
     place, (error, result) = start, evaluate(start)
     for step in (1, -1):

@@ -8,6 +8,7 @@ import pytest
 
 from morecl.data import load_recipe
 from morecl.records import Record, read_record
+from morecl.suite.plan import load_suite, plan
 
 ROOT = Path(__file__).resolve().parents[2] / "results"
 # the best rate on held-out images made training diverge on another class order, or in 20 tasks: the next lower is used
@@ -39,6 +40,21 @@ def test_rates_of_the_included_backbone_are_the_best(benchmark: str) -> None:
         assert recipe.settings_for(method, included=True)["lr"] == best, method
         assert len(scores) >= 5
         assert min(scores) < best and (best < max(scores) or (benchmark, method) in HIGHEST), method
+
+
+@pytest.mark.parametrize("name", ["cifar100-20t", "cifar100-unequal", "cifar100-uneven-40", "cifar100-first-one"])
+def test_other_streams_of_cifar100_have_the_same_rates(name: str) -> None:
+    assert load_recipe(name).included["methods"] == load_recipe("cifar100-10t").included["methods"]
+
+
+def test_the_papers_more_has_the_rate_of_the_other_more() -> None:
+    found = [run.request for run in plan(load_suite("shipped"), Path("runs")) if "preset" in run.request.settings]
+    assert {request.benchmark for request in found} == {"cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t"}
+    for request in found:
+        settings = load_recipe(request.benchmark).settings_for("more", included=True)
+        assert {key: request.settings[key] for key in ("lr", "epochs")} == {
+            key: settings[key] for key in ("lr", "epochs")
+        }
 
 
 def test_rates_of_other_backbones_are_the_best_on_average() -> None:

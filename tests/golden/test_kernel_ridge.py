@@ -150,6 +150,32 @@ def test_dropping_a_class_leaves_the_outputs_of_others_as_they_are() -> None:
     torch.testing.assert_close(made(other)[:, [0, 2, 3]], before[:, [0, 2, 3]], rtol=1e-6, atol=1e-7)
 
 
+def test_classes_far_apart_have_one_strength_however_they_came() -> None:
+    """Their cross-entropy is 0 at every strength; the squared error decides."""
+    z, y = images(60, 3)
+    z = (8.0 * torch.eye(6)[y] + z / 16).half().float()
+    chosen = {strength(taught(in_tasks(z, y, sizes))) for sizes in ([3], [1, 2], [2, 1], [1, 1, 1])}
+    assert len(chosen) == 1
+    weak = KernelRidge(6, 1000, seed=0)
+    weak.scale.fill_(1.0)
+    weak.grow(3)
+    weak.add(z, y)
+    for start in range(len(STRENGTHS)):
+        weak.place.fill_(start)
+        weak.solve()
+        assert {strength(weak)} == chosen
+
+
+def test_without_an_image_to_leave_out_strength_and_sharpness_stay() -> None:
+    z, y = images(40, 2)
+    made = taught([(z, y)])
+    before = strength(made), float(made.sharpness)
+    made.drop(0)
+    made.drop(1)
+    made.solve(without=torch.tensor([True, True]))
+    assert (strength(made), float(made.sharpness)) == before
+
+
 @pytest.mark.parametrize("features", [torch.zeros(6, 6), torch.ones(1, 6), torch.full((3, 6), 60.0)])
 def test_features_without_variance(features: torch.Tensor) -> None:
     made = KernelRidge(6, 1000, seed=0)

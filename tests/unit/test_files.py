@@ -67,6 +67,14 @@ def test_a_full_disk_names_the_file_that_was_to_be_written(tmp_path: Path) -> No
         assert caught.value.filename == "elsewhere"
 
 
+def test_a_full_disk_names_a_file_given_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (atomic_path, atomic_folder):
+        with pytest.raises(OSError, match="No space") as caught, write(Path("sub") / "target") as temporary:
+            raise OSError(28, "No space left on device", str(temporary.absolute() / "inside"))
+        assert caught.value.filename == str(Path("sub") / "target")
+
+
 def test_a_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     for content in ("one", "two"):
         with atomic_folder(tmp_path / "f") as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_a_claim_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space") as caught, claimed(tmp_path / "run"):
         pass
     assert caught.value.filename == str(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_without_hard_links_leaves_no_empty_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(Path, "read_text", full)
+    with pytest.raises(OSError, match="No space"), claimed(tmp_path / "run"):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 

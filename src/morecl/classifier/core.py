@@ -32,7 +32,7 @@ from morecl.errors import InputError, unknown_name
 from morecl.images import as_array
 from morecl.labels import Forgotten
 from morecl.methods import Learner, method_class
-from morecl.pictures import AnyImages, Pictures
+from morecl.pictures import AnyImages
 from morecl.progress import Listener, silent
 
 METHOD = "morerp"
@@ -221,7 +221,7 @@ class Classifier:
         """As :meth:`predict`, one after the other, in bounded memory however many there are."""
         if not self.classes:
             raise InputError("nothing has been learned yet")
-        if hasattr(images, "shape") and not isinstance(images, Pictures):
+        if hasattr(images, "detach") or (isinstance(images, np.ndarray) and images.dtype.kind in "biuf"):
             images = as_array(images, self.side)  # refuses one image, whose rows would be taken for grey images
         threshold = self.promise(accept).threshold
         task_of = self.learner.task_of_column()

@@ -128,6 +128,15 @@ def test_one_array_is_many_images_and_never_the_rows_of_one(known: Classifier) -
         known.predict(images.astype(float))
 
 
+def test_an_array_of_paths_is_a_list_of_paths(known: Classifier, tmp_path: Path) -> None:
+    paths = []
+    for i, image in enumerate(photos("ant", "cat", count=2, draw=5)[0]):
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(image).save(paths[-1])
+    for given in (np.array(paths), np.array([str(path) for path in paths])):
+        assert [answer.label for answer in known.predict(given)] == [answer.label for answer in known.predict(paths)]
+
+
 def test_any_number_of_images_in_batches(known: Classifier) -> None:
     images, _ = photos("ant", "bee", count=25, draw=2)
     one_by_one = [known.predict([image])[0] for image in images[:5]]
