@@ -491,6 +491,15 @@ def test_a_damaged_model_is_an_error_message(copy: Path, tmp_path: Path) -> None
     assert call("predict", copy, tmp_path / "x.png").code == 0
 
 
+def test_undo_leaves_a_damaged_version(story: Story, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(story.model, tmp_path / "model"))
+    (model / "versions" / "2" / "learner.json").unlink()
+    done = call("predict", model, story.test / "0")
+    assert done.code == 2 and f"`morecl undo {model}` goes back to version 1" in done.words
+    assert call("undo", model).code == 0
+    assert call("predict", model, story.test / "0").code == 0
+
+
 def test_two_cannot_change_a_model_at_once(copy: Path, tmp_path: Path) -> None:
     with ModelFolder(copy).changing():
         done = call("learn", copy, write_digits(tmp_path / "photos", [2], 0, 5))
