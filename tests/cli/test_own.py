@@ -346,6 +346,28 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
     assert Classifier.open(model).classes == ["0", "3", "8", "5", "6"]
 
 
+def test_pictures_in_two_classes_and_taught_wrongly_are_named(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2, 3], 0, 12)
+    one, other = sorted((photos / "2").iterdir())[:2]
+    for file in (one, other):
+        shutil.copy(file, photos / "3" / f"copy-of-{file.name}")
+    first = call("learn", copy, photos)
+    assert first.code == 0 and "2 8 2" in first.words and "3 10 2" in first.words  # 10 of 12 images, and 12
+    assert "Note: 2 pictures were left out, being in several classes at once: " in first.words
+    assert f"{one} ('2') and {photos / '3' / f'copy-of-{one.name}'} ('3')" in first.words
+    assert "seen before" not in first.words
+    wrong = next(p for p in sorted((photos / "2").iterdir()) if p not in (one, other))
+    for file in (one, other):
+        file.unlink()
+    wrong.rename(photos / "3" / wrong.name)
+    second = call("learn", copy, photos, "--more")
+    assert second.code == 0 and "3 2 2" in second.words  # the two copies
+    assert f"{photos / '3' / wrong.name} (taught as '2', now '3')" in second.words
+    assert call("forget", copy, "2", "--yes").code == 0
+    third = call("learn", copy, photos, "--more")
+    assert third.code == 0 and "3 1 2" in third.words and "Note: " not in third.words, third.words
+
+
 def test_known_classes_beside_new_ones_are_left_alone(copy: Path, tmp_path: Path) -> None:
     done = call("learn", copy, write_digits(tmp_path / "photos", [1, 2], 20, 40))
     assert done.code == 0

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from morecl.classifier import holding
+from morecl.classifier import duplicates, holding
+from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, shortened
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Report, name_of, read
@@ -45,6 +46,7 @@ class Material:
     held: NDArray[np.bool_]
     duplicates: int
     skipped: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def names_of(self, chosen: NDArray[np.bool_]) -> list[str]:
         return [name for name, c in zip(self.names, chosen.tolist(), strict=True) if c]
@@ -108,27 +110,44 @@ def teach(
         promise=classifier.promise(),
         epochs=planned.epochs,
         seconds=time.monotonic() - started,
-        notes=tuple(notes),
+        notes=(*material.notes, *notes),
     )
 
 
 def _material(
     classifier: Classifier, action: Action, source: Any, names: list[str], hold_back: bool, reading: Report | None
 ) -> Material:
-    """Read the images, leave out those seen before, and choose which are held back."""
+    """Read the images, leave out those seen before or in several classes, and choose which are held back."""
     _check_names(classifier, action, names)
     found = read(source, classifier.side, reading)
-    skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
+
+    def name_in(index: int) -> str:
+        return name_of(source[index]) or f"image {index}"
+
+    skipped = {i: f"{name_in(i)}: {reason}" for i, reason in found.problems}
     prints = holding.fingerprints(found.images)
-    fresh = holding.first_seen(prints, classifier.seen.prints)
-    taken = [names[i] for i in found.positions[fresh].tolist()]
+    readable = [names[i] for i in found.positions.tolist()]
+    sorting = duplicates.sort_out(prints, readable, _taught(classifier))
+    notes = tuple(sorting.notes(readable, lambda position: name_in(int(found.positions[position]))))
+    taken = [readable[i] for i in sorting.fresh.tolist()]
     left = set(taken)
-    lost = [text for (i, _), text in zip(found.problems, skipped, strict=True) if names[i] not in left]
-    _check_taken(action, names, taken, lost)
+    lost = [text for i, text in skipped.items() if names[i] not in left]
+    empty = [name for name in dict.fromkeys(names) if name not in left]
+    if empty and (action == "learn" or not left):  # of classes it knows, some may have nothing new
+        raise NothingNewError(f"nothing to learn of {shortened(empty)}: {_why(sorting, lost, notes)}")
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
-    return Material(some(found.images, fresh), taken, prints[fresh], held, len(found.images) - len(fresh), skipped)
+    images = some(found.images, sorting.fresh)
+    unreadable = tuple(skipped.values())
+    return Material(images, taken, prints[sorting.fresh], held, sorting.duplicates, unreadable, notes)
+
+
+def _taught(classifier: Classifier) -> dict[int, str]:
+    """Fingerprint of each picture it has taken in -> the class under which."""
+    names = [str(label) for label in classifier.learner.classes]
+    seen = classifier.seen
+    return {p: names[column] for p, column in zip(seen.prints.tolist(), seen.columns.tolist(), strict=True)}
 
 
 def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -> None:
@@ -145,19 +164,15 @@ def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -
         raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
 
 
-def _check_taken(action: Action, names: Sequence[str], taken: Sequence[str], lost: Sequence[str]) -> None:
-    """Raise if a class has no image left to learn, and why: ``lost`` are its unreadable images. Of classes it knows,
-    some may have none.
-    """
-    left = set(taken)
-    if action == "add" and left:
-        return
-    if empty := [name for name in dict.fromkeys(names) if name not in left]:
-        why = "every image was seen before"
-        if lost:
-            more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-            why += f", or could not be read ({lost[0]}{more})"
-        raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
+def _why(sorting: Sorting, lost: Sequence[str], notes: Sequence[str]) -> str:
+    """Why classes have no image left to learn; ``lost``: their unreadable images."""
+    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+    unreadable = [f"could not be read ({lost[0]}{more})"] if lost else []
+    reasons = ["was seen before"] if sorting.duplicates else []
+    reasons += ["is in several classes"] if sorting.contradictory else []
+    if not reasons:
+        return f"its images {unreadable[0]}"
+    return ". ".join([f"every image {', or '.join([*reasons, *unreadable])}", *notes])
 
 
 def _configure(learner: Learner, planned: Plan) -> None:

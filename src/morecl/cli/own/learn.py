@@ -216,7 +216,7 @@ def _lines(lesson: Lesson) -> Iterator[str]:
         yield f'Before they were taught, {percent(lesson.unknown_before)} of the new images were called "unknown".'
     yield from promise_lines(lesson.promise)
     if lesson.duplicates:
-        yield f"Left out: {counted(lesson.duplicates, 'image')} that it had seen before, or twice in this folder."
+        yield f"Left out: {counted(lesson.duplicates, 'image')} that it had seen before, or twice in a class."
     for note in lesson.notes:
         yield f"Note: {note}."
 
