@@ -33,7 +33,15 @@ Action = Literal["learn", "add"]
 
 
 class NothingNewError(InputError):
-    """Of the images that were given, none is left to learn."""
+    """Of the images of ``classes``, none is left to learn, and ``why``.
+
+    ``is_known``: all classes are known, and some of the images. To teach a folder again is then no mistake.
+    """
+
+    def __init__(self, classes: Sequence[str], why: str, *, is_known: bool):
+        super().__init__(f"nothing to learn of {shortened(classes)}: {why}")
+        self.why = why
+        self.is_known = is_known
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,15 @@ def teach(
     )
 
 
+def count_new(classifier: Classifier, images: Any, labels: Sequence[str], reading: Report | None = None) -> int:
+    """How many of these images of classes it knows :meth:`Classifier.add` would take in.
+
+    Raises:
+        NothingNewError: none.
+    """
+    return len(_material(classifier, "add", *labelled(images, labels), False, reading).names)
+
+
 def _material(
     classifier: Classifier, action: Action, source: Any, names: list[str], hold_back: bool, reading: Report | None
 ) -> Material:
@@ -134,7 +151,10 @@ def _material(
     lost = [text for i, text in skipped.items() if names[i] not in left]
     empty = [name for name in dict.fromkeys(names) if name not in left]
     if empty and (action == "learn" or not left):  # of classes it knows, some may have nothing new
-        raise NothingNewError(f"nothing to learn of {shortened(empty)}: {_why(sorting, lost, notes)}")
+        is_known = action == "add" and sorting.duplicates > 0
+        if action == "learn" and sorting.mistaught:
+            notes = (*notes, "If the folder of a class was renamed, `morecl rename` renames the class")
+        raise NothingNewError(empty, _why(sorting, lost, notes), is_known=is_known)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
