@@ -561,6 +561,18 @@ def test_two_cannot_change_a_model_at_once(copy: Path, tmp_path: Path) -> None:
         assert call("predict", copy, tmp_path / "photos").code == 0  # reading goes on
 
 
+@pytest.mark.parametrize("options", [[], ["--json"], ["--csv"]])
+def test_a_closed_pipe_has_its_own_exit_code(commands: Path, tiny: Path, tmp_path: Path, options: list[str]) -> None:
+    photos = write_digits(tmp_path / "photos", [0], 0, 40)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed:
+        done = subprocess.run(
+            [commands / "morecl", "predict", tiny, photos, *options], stdout=closed, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 # ---- interruptions ------------------------------------------------------------------------------------------------
 
 
