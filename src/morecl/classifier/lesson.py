@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +64,16 @@ class Material:
 def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]:
     """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class."""
     if labels is None:
+        if not isinstance(images, str | PathLike):
+            raise InputError(
+                "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
+                "images and labels, the path of a folder with one sub-folder per class"
+            )
         return labelled_files(Path(images).expanduser())
+    if isinstance(images, str | PathLike):
+        raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
+    if isinstance(labels, str):
+        raise InputError(f"labels must be a list with the name of each image's class, not the text {labels!r:.60}")
     if len(images) != len(labels):
         raise InputError(f"{len(images)} images but {len(labels)} labels")
     return images, list(labels)

@@ -267,6 +267,20 @@ def test_what_cannot_be_learned(known: Classifier) -> None:
             call()
 
 
+def test_images_and_labels_that_do_not_belong_together(known: Classifier, tmp_path: Path) -> None:
+    images, _ = photos("dog", count=3)
+    for call in (known.learn, known.add, known.evaluate):
+        for given in (images, np.stack(images), [tmp_path / "a.png"], None):
+            with pytest.raises(InputError, match="labels are missing: give the name of each image's class"):
+                call(given)
+        with pytest.raises(InputError, match=r"for one image give \[image\]"):
+            call(str(tmp_path), ["dog"])
+        with pytest.raises(InputError, match=r"labels must be a list .* not the text 'dog'"):
+            call(images, "dog")
+        with pytest.raises(InputError, match="there is no folder"):
+            call(tmp_path / "nowhere")
+
+
 def test_a_budget_of_minutes() -> None:
     made = classifier()
     events: list[EpochDone] = []
