@@ -246,7 +246,9 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
     assert info["bytes"]["version"] <= info["bytes"]["all_versions"]
     assert info["tasks_left"] is None or info["tasks_left"] >= 0
     text = call("info", story.model).words
-    assert "vit_mini_patch4_32 at 24 px; 2 tasks, 5 classes" in text and "Capacity taken:" in text
+    assert "vit_mini_patch4_32 at 24 px; 2 tasks, 5 classes" in text and "blocks.0" not in text
+    taken = list(info["capacity"].values())
+    assert f"{np.mean(taken):.0f} % are taken, {max(taken):.0f} % in the fullest layer." in text
     history = call("history", story.model).words
     assert "learn '0', '1', '2'" in history and "2 (in use)" in history
 

@@ -78,8 +78,11 @@ def show_info(console: Console, found: Info) -> None:
     for line in promise_lines(found.promise):
         say(line)
     if found.capacity:
-        layers = ", ".join(f"{layer} {taken:.0f} %" for layer, taken in found.capacity.items())
-        say(f"Capacity taken: {layers}.")
+        taken = found.capacity.values()
+        say(
+            f"Capacity: of the neurons that tasks can take for themselves, {sum(taken) / len(taken):.0f} % are taken, "
+            f"{max(taken):.0f} % in the fullest layer."
+        )
         if found.tasks_left is not None:
             say(f"About {counted(found.tasks_left, 'more task')} will fit; classes taught together share a task.")
 
