@@ -17,15 +17,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.cells import cell_len
 from rich.console import Console
 
 import morecl
@@ -34,6 +35,7 @@ from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table
+from morecl.cli.own.model import local_time, show_history, show_info
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -267,6 +269,43 @@ def test_tables_keep_names_and_numbers_in_a_narrow_terminal(width: int) -> None:
     assert lines[-1] == ["robin", "1,234", "100", "100.0", "%"]
     heads = {word for line in lines[:-1] for word in line if word.isalpha()}
     assert heads == {"new", "class", "images", "learned", "held", "back", "accuracy"}
+
+
+def shown_at(width: int, show: Callable[[Console], None]) -> str:
+    """The words that ``show`` prints to a terminal of ``width`` columns, none of them cut."""
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as shown:
+        show(console)
+    assert "…" not in shown.get() and all(cell_len(line) <= width for line in shown.get().splitlines())
+    return " ".join(shown.get().split())
+
+
+@pytest.mark.parametrize("name", ["robin", "long-name-" * 6])
+def test_info_is_not_cut_in_a_narrow_terminal(story: Story, name: str) -> None:
+    info = Classifier.open(story.model).info()
+    classes = (replace(info.classes[0], name=name, images=12_345, accuracy=100.0), *info.classes[1:])
+    info = replace(info, classes=classes)
+    for width in range(20, 130):
+        words = shown_at(width, lambda console: show_info(console, info))
+        for each in classes:
+            numbers = f"{each.images:,} {each.remembered} {each.held_back} {each.accuracy:.1f} %"
+            entry = (
+                f"task {each.task}, images learned {each.images:,}, remembered {each.remembered}, "
+                f"held back {each.held_back}, accuracy {each.accuracy:.1f} %"
+            )
+            assert f" {each.task} {numbers}" in words or (width < 80 and entry in words), width
+
+
+def test_history_is_not_cut_in_a_narrow_terminal(story: Story) -> None:
+    versions = ModelFolder(story.all_ten).versions()
+    for width in range(20, 130):
+        words = shown_at(width, lambda console: show_history(console, versions, [1_234_567] * len(versions)))
+        assert words.count("1.2 MB") == len(versions) and f"{len(versions)} (in use)" in words
+        for version in versions:
+            assert local_time(version.created) in words
+            table = f"{version.classes} {version.images} {version.accuracy:.1f} %"
+            entry = f"{version.classes} classes, {version.images} images, accuracy {version.accuracy:.1f} %"
+            assert table in words or (width < 90 and entry in words), width
 
 
 def test_undo_gives_back_the_answers_of_before(story: Story, tmp_path: Path) -> None:
