@@ -441,6 +441,26 @@ def test_pictures_in_two_classes_and_taught_wrongly_are_named(copy: Path, tmp_pa
     assert third.code == 0 and "3 1 2" in third.words and "Note: " not in third.words, third.words
 
 
+def test_a_picture_in_a_known_and_a_new_class_is_learned_as_neither(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 60, 70)
+    write_digits(tmp_path / "photos", [2], 0, 10)
+    file = sorted((photos / "1").iterdir())[0]
+    shutil.copy(file, photos / "2" / "copy.png")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 0, done.err
+    assert f"1 picture was left out, being in several classes at once: {file} ('1') and {photos}/2/copy" in done.words
+    assert "1 7 14" in done.words and "2 8 2" in done.words and "Left out" not in done.words  # 9 and 10 images
+    file.unlink()
+    assert call("learn", copy, photos, "--more").words.count("2 1 2") == 1  # the copy, now that the other is gone
+    (photos / "3").mkdir()
+    shutil.copy(sorted(write_digits(tmp_path / "more", [1], 80, 81).rglob("*.png"))[0], photos / "1" / "x.png")
+    shutil.copy(photos / "1" / "x.png", photos / "3" / "y.png")
+    before = tree(copy)
+    refused = call("learn", copy, photos, "--more")
+    assert refused.code == 2 and "nothing to learn of '3': every image is in several classes" in refused.words
+    assert tree(copy) == before
+
+
 def test_known_classes_beside_new_ones_are_left_alone(copy: Path, tmp_path: Path) -> None:
     done = call("learn", copy, write_digits(tmp_path / "photos", [1, 2], 20, 40))
     assert done.code == 0

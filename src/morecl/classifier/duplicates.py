@@ -26,14 +26,15 @@ class Sorting:
 
     fresh: NDArray[np.int64]  # to learn, sorted
     contradictory: list[list[int]]  # for each picture that is in several classes, its first image in each of them
+    disputed: NDArray[np.int64]  # all images of these pictures, sorted
     mistaught: list[tuple[int, str]]  # images of pictures that were taught under another class, and under which
     duplicates: int  # images that are left out because the picture was seen before, or comes before in its class
 
     def notes(self, names: Sequence[str], name: Name) -> list[str]:
         """What the user should know, if anything; ``names``: the class of each image."""
-        return [*self._of_contradictory(names, name), *self._of_mistaught(names, name)]
+        return [*self.notes_of_contradictory(names, name), *self._of_mistaught(names, name)]
 
-    def _of_contradictory(self, names: Sequence[str], name: Name) -> list[str]:
+    def notes_of_contradictory(self, names: Sequence[str], name: Name) -> list[str]:
         if not self.contradictory:
             return []
         places = [" and ".join(f"{name(i)} ({names[i]!r})" for i in images) for images in self.contradictory]
@@ -70,9 +71,9 @@ def sort_out(prints: NDArray[np.uint64], names: Sequence[str], taught: Mapping[i
             contradictory.append(list(images.values()))
         else:
             fresh += images.values()
-    in_dispute = np.isin(prints, prints[[images[0] for images in contradictory]]).sum()
-    left_out = len(prints) - len(fresh) - int(in_dispute)
-    return Sorting(np.sort(np.array(fresh, np.int64)), contradictory, mistaught, left_out)
+    disputed = np.flatnonzero(np.isin(prints, prints[[images[0] for images in contradictory]]))
+    left_out = len(prints) - len(fresh) - len(disputed)
+    return Sorting(np.sort(np.array(fresh, np.int64)), contradictory, disputed, mistaught, left_out)
 
 
 def _few(places: Sequence[str]) -> str:

@@ -141,21 +141,37 @@ def count_new(classifier: Classifier, images: Any, labels: Sequence[str], readin
     return len(_material(classifier, "add", *labelled(images, labels), False, reading).names)
 
 
+def contradictory(
+    classifier: Classifier, images: Sequence[Any], names: Sequence[str], reading: Report | None = None
+) -> tuple[set[int], list[str]]:
+    """Positions of images whose picture is in several classes, and what to tell the user. A lesson finds those among
+    its own images; this is for images that go to several lessons.
+    """
+    found = read(images, classifier.side, reading)
+    readable = [names[i] for i in found.positions.tolist()]
+    sorting = duplicates.sort_out(holding.fingerprints(found.images), readable, _taught(classifier))
+
+    def name(position: int) -> str:
+        return _name(images, int(found.positions[position]))
+
+    return set(found.positions[sorting.disputed].tolist()), sorting.notes_of_contradictory(readable, name)
+
+
+def _name(images: Any, index: int) -> str:
+    return name_of(images[index]) or f"image {index}"
+
+
 def _material(
     classifier: Classifier, action: Action, source: Any, names: list[str], hold_back: bool, reading: Report | None
 ) -> Material:
     """Read the images, leave out those seen before or in several classes, and choose which are held back."""
     _check_names(classifier, action, names)
     found = read(source, classifier.side, reading)
-
-    def name_in(index: int) -> str:
-        return name_of(source[index]) or f"image {index}"
-
-    skipped = {i: f"{name_in(i)}: {reason}" for i, reason in found.problems}
+    skipped = {i: f"{_name(source, i)}: {reason}" for i, reason in found.problems}
     prints = holding.fingerprints(found.images)
     readable = [names[i] for i in found.positions.tolist()]
     sorting = duplicates.sort_out(prints, readable, _taught(classifier))
-    notes = tuple(sorting.notes(readable, lambda position: name_in(int(found.positions[position]))))
+    notes = tuple(sorting.notes(readable, lambda position: _name(source, int(found.positions[position]))))
     taken = [readable[i] for i in sorting.fresh.tolist()]
     left = set(taken)
     lost = [text for i, text in skipped.items() if names[i] not in left]

@@ -25,7 +25,8 @@ def test_each_picture_is_learned_once_or_not_at_all() -> None:
             fresh.append(i)
     assert found.fresh.tolist() == fresh and len(fresh) > 10
     assert sorted(found.mistaught) == mistaught and mistaught
-    assert {i for images in found.contradictory for i in images} <= set(disputed) and disputed
+    assert found.disputed.tolist() == disputed and disputed
+    assert {i for images in found.contradictory for i in images} <= set(disputed)
     assert {prints[images[0]] for images in found.contradictory} == {prints[i] for i in disputed}
     assert all(len({names[i] for i in images}) == len(images) > 1 for images in found.contradictory)
     assert found.duplicates == 100 - len(fresh) - len(disputed)

@@ -93,6 +93,9 @@ def learn(
                 raise InputError(f"another process has just made {model}; repeat the command")
             classifier = _created(choices, device) if is_new else store.load(device=device)
             lessons = _lessons(classifier, names, more)
+            if len(lessons) > 1:
+                files, names = teacher.without_contradictions(classifier, files, names)
+                lessons = _lessons(classifier, names, more)
             if not lessons:
                 teacher.expect_nothing_new(classifier, files, names)
             for action, chosen in lessons:
@@ -171,6 +174,28 @@ class _Teacher:
         if self._version is None:
             return "nothing has changed"
         return f"version {self._version} has the further images; the new classes were not learned"
+
+    def without_contradictions(
+        self, classifier: Classifier, files: list[Path], names: list[str]
+    ) -> tuple[list[Path], list[str]]:
+        """The images of several lessons without pictures that are in several classes, which the user is told.
+
+        Raises:
+            InputError: a new class has no other images.
+        """
+        from morecl.classifier.lesson import contradictory
+        from morecl.classifier.names import shortened
+
+        with _watching(self._console) as display:
+            disputed, notes = contradictory(classifier, files, names, display.reading)
+        rest = [i for i in range(len(files)) if i not in disputed]
+        left = {*classifier.classes, *(names[i] for i in rest)}
+        if empty := [name for name in dict.fromkeys(names) if name not in left]:
+            why = ". ".join(["every image is in several classes", *notes])
+            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
+        for note in notes:
+            error_line(f"{note}.")
+        return [files[i] for i in rest], [names[i] for i in rest]
 
     def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
         """Raise :class:`InputError` if there are further images of the classes, which it was not asked to take in."""
