@@ -23,6 +23,21 @@ def open_image(path: str | Path) -> Image.Image:
         return colour(ImageOps.exif_transpose(file))
 
 
+def why_unreadable(error: Exception) -> str:
+    """Why an image cannot be read, in a few words and without its path, from what opening it raised."""
+    cause = error.__cause__ or error
+    if isinstance(cause, Image.DecompressionBombError):
+        return "too many pixels"
+    if isinstance(cause, UnidentifiedImageError):
+        return "not an image, or of an unknown kind"
+    if isinstance(cause, FileNotFoundError):
+        return "does not exist"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    text = str(cause).removeprefix("image 0").lstrip(": ")
+    return text or type(cause).__name__
+
+
 def colour(image: Image.Image) -> Image.Image:
     """``image`` in RGB; more than 8 bits per channel are refused, because Pillow would cut them off."""
     if image.mode == "F" or image.mode.startswith("I"):

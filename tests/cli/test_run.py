@@ -190,6 +190,24 @@ def test_mistakes_write_nothing(call: Call, tmp_path: Path, arguments: list[str]
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "3,3"], "tasks of 3, 3 classes have 6 in all, but digits has 10"),
+        (["--validation", "1.5"], "the validation share must be between 0 and 1"),
+        (["--class-order", "9"], "unknown class order '9'"),
+    ],
+)
+def test_a_bad_request_is_told_before_an_occupied_folder(
+    call: Call, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    code, _, err = call("run", *arguments, "--out", tmp_path)
+    assert code == 2 and message in " ".join(err.split())
+    code, _, err = call("run", "--out", tmp_path)
+    assert code == 2 and "already holds a run" in err
+
+
 def test_places_that_are_not_for_a_run(call: Call, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     code, _, err = call("run", *SMALL, "--out", tmp_path / "file")

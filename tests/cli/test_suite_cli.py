@@ -112,7 +112,8 @@ def test_runs_resumes_survives_and_skips(
     ("arguments", "message"),
     [
         (["suite", "smok"], "did you mean 'smoke'"),
-        (["suite", "svhn", "--seeds", "a"], "--seeds wants numbers"),
+        (["suite", "svhn", "--seeds", "a"], "--seeds wants whole numbers"),
+        (["tune", "digits-5t", "--lr", "1", "--epochs", "1.5", "--out", "x"], "--epochs wants whole numbers"),
         (["tune", "digits-5t", "--lr", "fast", "--epochs", "1", "--out", "x"], "--lr wants numbers"),
         (["tune", "digits-5t", "--lr", "0.1", "--epochs", "0", "--out", "x"], "epochs=0"),
         (["tune", "digits-5t", "--lr", "0.1", "--epochs", "1", "--validation", "2", "--out", "x"], "between 0 and 1"),

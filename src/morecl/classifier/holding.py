@@ -48,13 +48,6 @@ def fingerprints(images: AnyImages) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
-def first_seen(prints: NDArray[np.uint64], seen: NDArray[np.uint64]) -> Indices:
-    """Positions of pictures that are not in ``seen`` and did not come before among ``prints``, sorted."""
-    _, first = np.unique(prints, return_index=True)
-    fresh = first[~np.isin(prints[first], seen)]
-    return np.sort(fresh)
-
-
 @dataclass(frozen=True)
 class Seen:
     """Fingerprints of pictures (N,) and the column of each one's class (N,)."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from morecl.classifier import holding
+from morecl.classifier import duplicates, holding
+from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, shortened
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Report, name_of, read
@@ -32,7 +34,15 @@ Action = Literal["learn", "add"]
 
 
 class NothingNewError(InputError):
-    """Of the images that were given, none is left to learn."""
+    """Of the images of ``classes``, none is left to learn, and ``why``.
+
+    ``is_known``: all classes are known, and some of the images. To teach a folder again is then no mistake.
+    """
+
+    def __init__(self, classes: Sequence[str], why: str, *, is_known: bool):
+        super().__init__(f"nothing to learn of {shortened(classes)}: {why}")
+        self.why = why
+        self.is_known = is_known
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Material:
     held: NDArray[np.bool_]
     duplicates: int
     skipped: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def names_of(self, chosen: NDArray[np.bool_]) -> list[str]:
         return [name for name, c in zip(self.names, chosen.tolist(), strict=True) if c]
@@ -53,7 +64,16 @@ class Material:
 def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]:
     """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class."""
     if labels is None:
+        if not isinstance(images, str | PathLike):
+            raise InputError(
+                "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
+                "images and labels, the path of a folder with one sub-folder per class"
+            )
         return labelled_files(Path(images).expanduser())
+    if isinstance(images, str | PathLike):
+        raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
+    if isinstance(labels, str):
+        raise InputError(f"labels must be a list with the name of each image's class, not the text {labels!r:.60}")
     if len(images) != len(labels):
         raise InputError(f"{len(images)} images but {len(labels)} labels")
     return images, list(labels)
@@ -108,27 +128,72 @@ def teach(
         promise=classifier.promise(),
         epochs=planned.epochs,
         seconds=time.monotonic() - started,
-        notes=tuple(notes),
+        notes=(*material.notes, *notes),
     )
+
+
+def count_new(classifier: Classifier, images: Any, labels: Sequence[str], reading: Report | None = None) -> int:
+    """How many of these images of classes it knows :meth:`Classifier.add` would take in.
+
+    Raises:
+        NothingNewError: none.
+    """
+    return len(_material(classifier, "add", *labelled(images, labels), False, reading).names)
+
+
+def contradictory(
+    classifier: Classifier, images: Sequence[Any], names: Sequence[str], reading: Report | None = None
+) -> tuple[set[int], list[str]]:
+    """Positions of images whose picture is in several classes, and what to tell the user. A lesson finds those among
+    its own images; this is for images that go to several lessons.
+    """
+    found = read(images, classifier.side, reading)
+    readable = [names[i] for i in found.positions.tolist()]
+    sorting = duplicates.sort_out(holding.fingerprints(found.images), readable, _taught(classifier))
+
+    def name(position: int) -> str:
+        return _name(images, int(found.positions[position]))
+
+    return set(found.positions[sorting.disputed].tolist()), sorting.notes_of_contradictory(readable, name)
+
+
+def _name(images: Any, index: int) -> str:
+    return name_of(images[index]) or f"image {index}"
 
 
 def _material(
     classifier: Classifier, action: Action, source: Any, names: list[str], hold_back: bool, reading: Report | None
 ) -> Material:
-    """Read the images, leave out those seen before, and choose which are held back."""
+    """Read the images, leave out those seen before or in several classes, and choose which are held back."""
     _check_names(classifier, action, names)
     found = read(source, classifier.side, reading)
-    skipped = tuple(f"{name_of(source[i]) or f'image {i}'}: {reason}" for i, reason in found.problems)
+    skipped = {i: f"{_name(source, i)}: {reason}" for i, reason in found.problems}
     prints = holding.fingerprints(found.images)
-    fresh = holding.first_seen(prints, classifier.seen.prints)
-    taken = [names[i] for i in found.positions[fresh].tolist()]
+    readable = [names[i] for i in found.positions.tolist()]
+    sorting = duplicates.sort_out(prints, readable, _taught(classifier))
+    notes = tuple(sorting.notes(readable, lambda position: _name(source, int(found.positions[position]))))
+    taken = [readable[i] for i in sorting.fresh.tolist()]
     left = set(taken)
-    lost = [text for (i, _), text in zip(found.problems, skipped, strict=True) if names[i] not in left]
-    _check_taken(action, names, taken, lost)
+    lost = [text for i, text in skipped.items() if names[i] not in left]
+    empty = [name for name in dict.fromkeys(names) if name not in left]
+    if empty and (action == "learn" or not left):  # of classes it knows, some may have nothing new
+        is_known = action == "add" and sorting.duplicates > 0
+        if action == "learn" and sorting.mistaught:
+            notes = (*notes, "If the folder of a class was renamed, `morecl rename` renames the class")
+        raise NothingNewError(empty, _why(sorting, lost, notes), is_known=is_known)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
-    return Material(some(found.images, fresh), taken, prints[fresh], held, len(found.images) - len(fresh), skipped)
+    images = some(found.images, sorting.fresh)
+    unreadable = tuple(skipped.values())
+    return Material(images, taken, prints[sorting.fresh], held, sorting.duplicates, unreadable, notes)
+
+
+def _taught(classifier: Classifier) -> dict[int, str]:
+    """Fingerprint of each picture it has taken in -> the class under which."""
+    names = [str(label) for label in classifier.learner.classes]
+    seen = classifier.seen
+    return {p: names[column] for p, column in zip(seen.prints.tolist(), seen.columns.tolist(), strict=True)}
 
 
 def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -> None:
@@ -145,19 +210,15 @@ def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -
         raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
 
 
-def _check_taken(action: Action, names: Sequence[str], taken: Sequence[str], lost: Sequence[str]) -> None:
-    """Raise if a class has no image left to learn, and why: ``lost`` are its unreadable images. Of classes it knows,
-    some may have none.
-    """
-    left = set(taken)
-    if action == "add" and left:
-        return
-    if empty := [name for name in dict.fromkeys(names) if name not in left]:
-        why = "every image was seen before"
-        if lost:
-            more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-            why += f", or could not be read ({lost[0]}{more})"
-        raise NothingNewError(f"nothing to learn of {shortened(empty)}: {why}")
+def _why(sorting: Sorting, lost: Sequence[str], notes: Sequence[str]) -> str:
+    """Why classes have no image left to learn; ``lost``: their unreadable images."""
+    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+    unreadable = [f"could not be read ({lost[0]}{more})"] if lost else []
+    reasons = ["was seen before"] if sorting.duplicates else []
+    reasons += ["is in several classes"] if sorting.contradictory else []
+    if not reasons:
+        return f"its images {unreadable[0]}"
+    return ". ".join([f"every image {', or '.join([*reasons, *unreadable])}", *notes])
 
 
 def _configure(learner: Learner, planned: Plan) -> None:

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from morecl.data.cache import LEFT_FREE, cache_root
 from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
-from morecl.images import ImageArray, as_array, to_side
+from morecl.images import ImageArray, as_array, to_side, why_unreadable
 from morecl.pictures import AnyImages, Pictures, some
 from morecl.ram import available_bytes
 
@@ -66,7 +65,7 @@ def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None 
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
-            return _reason(error)
+            return why_unreadable(error)
         if isinstance(room, PixelFile):
             try:
                 room.write(index, np.ascontiguousarray(square))
@@ -125,18 +124,3 @@ def batches(images: Iterable[Any], size: int, side: int) -> Iterator[tuple[list[
             if batch:
                 pending = ahead.submit(read, batch, side)
             yield current, done
-
-
-def _reason(error: Exception) -> str:
-    """Why an image cannot be read, without its path."""
-    cause = error.__cause__ or error
-    if isinstance(cause, Image.DecompressionBombError):
-        return "too many pixels"
-    if isinstance(cause, UnidentifiedImageError):
-        return "not an image, or of an unknown kind"
-    if isinstance(cause, FileNotFoundError):
-        return "does not exist"
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    text = str(cause).removeprefix("image 0").lstrip(": ")
-    return text or type(cause).__name__

@@ -62,7 +62,7 @@ class Lesson:
     action: str  # "learn" or "add"
     classes: Mapping[str, int]  # name -> images trained on
     held_back: int  # images of these classes
-    duplicates: int  # left out, because the same picture was there before
+    duplicates: int  # left out, because the same picture was taught before or comes twice in its class
     skipped: tuple[str, ...]  # files that could not be read
     accuracy: float | None  # in percent, on held-back images of these classes; ``None`` if there are none
     accuracy_others: float | None  # of the classes known before

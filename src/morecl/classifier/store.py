@@ -110,7 +110,12 @@ class ModelFolder:
             raise InputError(
                 f"{self.path} has no version {number}; it has {', '.join(str(v.number) for v in versions)}"
             )
-        return _read(self._folder(chosen.number), device)
+        try:
+            return _read(self._folder(chosen.number), device)
+        except InputError as error:
+            if chosen is not versions[-1] or not (way_out := self._way_back(versions)):
+                raise
+            raise InputError(f"{error}. {way_out}") from error
 
     def bytes(self, number: int) -> int:
         """Size of a version's files."""
@@ -170,6 +175,21 @@ class ModelFolder:
 
     def _folder(self, number: int) -> Path:
         return self.path / VERSIONS / str(number)
+
+    def _way_back(self, versions: list[Version]) -> str:
+        """How to get to the newest whole version if the one in use is damaged; nothing if there is no such way."""
+        for steps, version in enumerate(reversed(versions)):
+            if self._is_whole(version.number):
+                times = f", given {steps} times," if steps > 1 else ""
+                return f"`morecl undo {self.path}`{times} goes back to version {version.number}" if steps else ""
+        return ""
+
+    def _is_whole(self, number: int) -> bool:
+        try:
+            _read(self._folder(number), "cpu")
+        except InputError:
+            return False
+        return True
 
     def _has_later_versions(self) -> bool:
         """Whether the folder of a version after the first is there, whatever ``model.json`` says."""

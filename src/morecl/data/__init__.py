@@ -1,6 +1,6 @@
 """Images, class orders and task streams."""
 
-from morecl.data.benchmarks import Recipe, build_stream, load_recipe, recipe_names
+from morecl.data.benchmarks import Recipe, build_stream, check_stream, load_recipe, recipe_names
 from morecl.data.datasets import DATASETS, load_dataset, resolve_data_root
 from morecl.data.folder import SkippedImagesWarning, StreamedImagesWarning
 from morecl.data.orders import ORDERS, class_order
@@ -19,6 +19,7 @@ __all__ = [
     "Task",
     "TaskStream",
     "build_stream",
+    "check_stream",
     "class_order",
     "load_dataset",
     "load_recipe",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from morecl.data import orders
-from morecl.data.datasets import FOLDER, check_dataset_name, load_dataset
+from morecl.data.datasets import FOLDER, check_dataset_name, count_classes, load_dataset
 from morecl.data.folder import FOLDER_SIZE, find_classes
-from morecl.data.stream import Dataset, Division, Labels, TaskStream
+from morecl.data.stream import Dataset, Division, Labels, TaskStream, task_sizes
 from morecl.errors import InputError, unknown_name
 from morecl.pictures import some
 
@@ -114,6 +114,26 @@ def load_recipe(name: str) -> Recipe:
         folder = file.parent / Path(recipe.dataset.removeprefix(FOLDER)).expanduser()
         return replace(recipe, dataset=f"{FOLDER}{folder}")
     return recipe
+
+
+def check_stream(
+    recipe: Recipe,
+    *,
+    class_order: str = "0",
+    seed: int = 0,
+    tasks: Division | None = None,
+    validation: float | None = None,
+) -> None:
+    """Raise :class:`InputError` as :func:`build_stream` does, as far as can be told without the images."""
+    classes = count_classes(recipe.dataset)
+    orders.class_order(recipe.dataset, classes, class_order, seed)
+    chosen = classes if recipe.classes is None else len(recipe.classes)
+    name = recipe.dataset
+    if name.startswith(FOLDER):
+        name = f"{FOLDER}{Path(name.removeprefix(FOLDER)).expanduser().resolve().name}"
+    task_sizes(recipe.tasks if tasks is None else tasks, chosen, name)
+    if validation is not None:
+        _check_share(validation)
 
 
 def build_stream(
@@ -251,10 +271,14 @@ def _first(y: Labels, count: int, key: str) -> NDArray[np.intp]:
     return np.sort(np.concatenate([np.flatnonzero(y == label)[:count] for label in np.unique(y)]))
 
 
-def _hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """``share`` of each class's training images (rounded, at least one) as the test split, in file order."""
+def _check_share(share: float) -> None:
     if not 0 < share < 1:
         raise InputError(f"the validation share must be between 0 and 1, not {share}.")
+
+
+def _hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """``share`` of each class's training images (rounded, at least one) as the test split, in file order."""
+    _check_share(share)
     rng = np.random.default_rng([seed, 1])  # 1: independent of the draw of the random class order
     held = np.zeros(len(dataset.y_train), bool)
     for label, name in enumerate(dataset.classes):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from morecl.data.folder import FOLDER_SIZE, load_folder
+from morecl.data.folder import FOLDER_SIZE, find_classes, load_folder
 from morecl.data.sources import DIGITS, SOURCES, absent, fetch, read_folders, read_npz
 from morecl.data.stream import Dataset
 from morecl.errors import InputError, unknown_name
@@ -44,6 +44,14 @@ def load_dataset(
     if not download:
         raise absent(name, source, root, "downloading is switched off")
     return fetch(name, source, root, progress)
+
+
+def count_classes(name: str) -> int:
+    """How many classes the data set ``name`` has. No image is read."""
+    check_dataset_name(name)
+    if name.startswith(FOLDER):
+        return len(find_classes(Path(name.removeprefix(FOLDER)).expanduser()))
+    return len(DIGITS) if name == "digits" else SOURCES[name].classes
 
 
 def resolve_data_root(data_root: Path | None) -> Path:

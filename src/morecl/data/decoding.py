@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from morecl.errors import InputError
-from morecl.images import ImageArray, open_image, square
+from morecl.images import ImageArray, open_image, square, why_unreadable
 from morecl.pictures import Rows
 from morecl.progress import counting
 
@@ -33,7 +33,7 @@ def decode(file: Path, side: int) -> ImageArray | str:
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
-        return str(error) or type(error).__name__
+        return why_unreadable(error)
 
 
 def decode_all(files: Sequence[Path], side: int, keep: Keep, *, progress: bool = False) -> Problems:

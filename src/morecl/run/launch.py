@@ -46,10 +46,10 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     """
     request = request.model_copy(update={"directory": request.directory or str(Path.cwd())})
     run = request.resolve()
-    config = run.config  # checked before anything is written
+    run.check()  # before the folder: a bad request is the first thing to correct
     if ranks.is_main():
         refuse_taken(out, overwrite)
-    sizes = config.model_dump() | {"folder_size": run.recipe.folder_size}
+    sizes = run.config.model_dump() | {"folder_size": run.recipe.folder_size}
     with _together(out) as group, sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
         learner = create(request.method, **run.settings)
         learner.join(group)

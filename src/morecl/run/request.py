@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from morecl.config import LearnerConfig
-from morecl.data import Division, Recipe, load_recipe
+from morecl.data import Division, Recipe, check_stream, load_recipe
 from morecl.data.datasets import FOLDER
 from morecl.errors import InputError
 from morecl.methods import method_class
@@ -88,8 +88,18 @@ class ResolvedRun:
         return method_class(self.request.method).Config.parse(self.settings)
 
     def check(self) -> None:
-        """Raise :class:`InputError` if a setting is unknown, has no effect, or has a bad value."""
+        """Raise :class:`InputError` if a setting is unknown, has no effect, or has a bad value, or if the classes
+        cannot be divided as asked. No image is read.
+        """
         _ = self.config
+        asked = self.request
+        check_stream(
+            self.recipe,
+            class_order=asked.class_order,
+            seed=asked.seed,
+            tasks=asked.tasks,
+            validation=asked.validation,
+        )
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -41,22 +41,31 @@ WITH_SEED = "seed"
 
 _Number = TypeVar("_Number", int, float)
 _Count = Annotated[int, Field(ge=1)]
+_COUNT = "a whole number of at least 1"
+_SEEDS = "a list of whole numbers, such as [0, 1, 2]"
 
 
 class Group(BaseModel):
-    """One ``[[runs]]`` of a suite. ``seeds``: only those of the suite's seeds, for runs in which chance has no part."""
+    """One ``[[runs]]`` of a suite. ``seeds``: only those of the suite's seeds, for runs in which chance has no part.
+
+    Here and in :class:`Suite`, a field's description is what a message says that it expected.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    methods: list[str] = Field(min_length=1)
-    benchmarks: list[str] = Field(min_length=1)
-    variant: str | None = Field(None, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
-    settings: dict[str, Any] = {}
-    seeds: list[int] | None = Field(None, min_length=1)
-    tasks: _Count | Annotated[list[_Count], Field(min_length=1)] | None = None
-    train_per_class: _Count | None = None
-    test_per_class: _Count | None = None
-    validation: float | None = Field(None, gt=0, lt=1)
+    methods: list[str] = Field(min_length=1, description='a list of methods, such as ["more", "hat"]')
+    benchmarks: list[str] = Field(min_length=1, description='a list of benchmarks, such as ["cifar10-5t"]')
+    variant: str | None = Field(
+        None, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description='small letters and digits, such as "lr-3" or "no-memory"'
+    )
+    settings: dict[str, Any] = Field({}, description="a table, such as { epochs = 5 }")
+    seeds: list[int] | None = Field(None, min_length=1, description=_SEEDS)
+    tasks: _Count | Annotated[list[_Count], Field(min_length=1)] | None = Field(
+        None, description="a whole number of at least 1, or the number of classes of each task, such as [4, 1, 5]"
+    )
+    train_per_class: _Count | None = Field(None, description=_COUNT)
+    test_per_class: _Count | None = Field(None, description=_COUNT)
+    validation: float | None = Field(None, gt=0, lt=1, description="a number between 0 and 1, such as 0.1")
 
     def options(self) -> dict[str, Any]:
         """What is passed to each run besides its settings."""
@@ -69,12 +78,14 @@ class Suite(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
-    description: str
-    seeds: list[int] = Field([0], min_length=1)
-    class_order: str = WITH_SEED
-    settings: dict[str, Any] = {}
-    methods: dict[str, dict[str, Any]] = {}
-    runs: list[Group] = Field(min_length=1)
+    description: str = Field(description="one line of text")
+    seeds: list[int] = Field([0], min_length=1, description=_SEEDS)
+    class_order: str = Field(WITH_SEED, description='"seed", "0" to "4", or "random"')
+    settings: dict[str, Any] = Field({}, description="a table, [settings]")
+    methods: dict[str, dict[str, Any]] = Field(
+        {}, description="settings of one method, such as [methods.hat]; the methods to run belong under [[runs]]"
+    )
+    runs: list[Group] = Field(min_length=1, description="at least one table [[runs]]")
 
 
 @dataclass(frozen=True)
@@ -172,7 +183,8 @@ def number_list(option: str, text: str, kind: Callable[[str], _Number]) -> list[
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError as error:
-        raise InputError(f"{option} wants numbers separated by commas, not {text!r}") from error
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} wants {numbers} separated by commas, not {text!r}") from error
 
 
 def _planned(
@@ -241,5 +253,18 @@ def _parse(name: str, text: str, where: str) -> Suite:
     try:
         return Suite(name=name, **values)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise InputError(f"{where}: {'; '.join(problems)}") from error
+        problems = dict.fromkeys(_problem(values, e["loc"]) for e in error.errors())
+        raise InputError(f"{where}: {'. '.join(problems)}") from error
+
+
+def _problem(values: Mapping[str, Any], place: Sequence[int | str]) -> str:
+    """What was expected at ``place``, where the model found an error."""
+    table, fields, title = values, Suite.model_fields, ""
+    if len(place) > 1 and place[0] == "runs":
+        table, fields, title = values["runs"][place[1]], Group.model_fields, f"[[runs]] number {int(place[1]) + 1}: "
+        if len(place) == 2:
+            return f"{title}expected a table"
+        place = place[2:]
+    key = str(place[0])
+    found = f"{key} = {table[key]!r:.60}" if key in table else f"{key} is missing"
+    return f"{title}{found}; expected {fields[key].description}"

@@ -155,6 +155,46 @@ def test_duplicates_are_learned_once(known: Classifier) -> None:
         made.add(images[:3], names[:3])
 
 
+def test_a_picture_in_two_classes_is_learned_as_neither() -> None:
+    made = classifier()
+    images, names = photos("ant", "bee")
+    lesson = made.learn([*images, images[0], images[1]], [*names, "bee", "ant"])
+    assert lesson.classes == {"ant": 11, "bee": 12} and lesson.held_back == 6  # 14 and 15 images
+    assert lesson.duplicates == 1  # images[1], again in its class
+    (note,) = lesson.notes
+    assert note.startswith(
+        "1 picture was left out, being in several classes at once: image 0 ('ant') and image 30 ('bee'). "
+    )
+    again = made.add([images[0]], ["ant"])  # once the wrong one is gone
+    assert again.classes == {"ant": 1} and not again.notes
+
+
+def test_a_class_of_which_every_picture_is_in_another_says_so() -> None:
+    made = classifier()
+    images, names = photos("ant", count=5)
+    with pytest.raises(InputError, match=r"nothing to learn of 'bee': every image is in several classes\. 2 pictures"):
+        made.learn(images + images[:2], [*names, "bee", "bee"])
+    assert made.classes == []
+
+
+def test_a_picture_taught_under_a_wrong_class_is_named() -> None:
+    made = classifier()
+    images, names = photos("ant", "bee")
+    made.learn([*images, *photos("bee", draw=1, count=1)[0]], [*names, "ant"])
+    moved = photos("bee", draw=1, count=6)[0]
+    lesson = made.add([*images, *moved], [*names, *["bee"] * 6])
+    assert lesson.classes == {"bee": 4} and lesson.held_back == 1 and lesson.duplicates == 31
+    (note,) = lesson.notes
+    assert "1 image stays what the model was taught before" in note
+    assert "image 30 (taught as 'ant', now 'bee')" in note and "`morecl forget` the class 'ant'" in note
+    with pytest.raises(InputError, match=r"every image was seen before\. 1 image stays .* now 'bee'"):
+        made.add(moved[:1], ["bee"])
+    made.forget("ant")  # the way out that the note names
+    made.add(moved[:1], ["bee"])
+    made.learn(*photos("ant"))
+    assert not made.learn(*photos("cat")).notes
+
+
 def test_more_images_of_known_classes() -> None:
     made = taught(("ant", "bee"))
     before = made.learner.features(tiny.pictures(0, 4, draw=9))
@@ -234,6 +274,20 @@ def test_what_cannot_be_learned(known: Classifier) -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_images_and_labels_that_do_not_belong_together(known: Classifier, tmp_path: Path) -> None:
+    images, _ = photos("dog", count=3)
+    for call in (known.learn, known.add, known.evaluate):
+        for given in (images, np.stack(images), [tmp_path / "a.png"], None):
+            with pytest.raises(InputError, match="labels are missing: give the name of each image's class"):
+                call(given)
+        with pytest.raises(InputError, match=r"for one image give \[image\]"):
+            call(str(tmp_path), ["dog"])
+        with pytest.raises(InputError, match=r"labels must be a list .* not the text 'dog'"):
+            call(images, "dog")
+        with pytest.raises(InputError, match="there is no folder"):
+            call(tmp_path / "nowhere")
 
 
 def test_a_budget_of_minutes() -> None:

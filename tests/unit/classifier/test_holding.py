@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from morecl.classifier import holding
-from morecl.classifier.holding import HeldBack, Seen, choose, fingerprints, first_seen
+from morecl.classifier.holding import HeldBack, Seen, choose, fingerprints
 from morecl.random import generator
 
 
@@ -26,7 +26,6 @@ def test_the_same_picture_is_found_again() -> None:
     images[3] = images[1]
     prints = fingerprints(images)
     assert prints[3] == prints[1] and len(set(prints.tolist())) == 5
-    assert first_seen(prints, prints[:1]).tolist() == [1, 2, 4, 5]
     assert fingerprints(images[:, ::-1][:, ::-1])[0] == prints[0]
     assert len(fingerprints(images[:0])) == 0
 

@@ -66,6 +66,35 @@ def test_versions_and_undo(first: Classifier, model: ModelFolder) -> None:
         model.load(2)
 
 
+def test_a_damaged_version_names_the_way_back(first: Classifier, model: ModelFolder) -> None:
+    for _ in range(2):
+        model.commit(first, "again")
+    folder = model.path / VERSIONS
+    (folder / "3" / "learner.json").unlink()
+    for number in (None, 3):
+        with pytest.raises(InputError, match=r"is missing\. `morecl undo \S+model` goes back to version 2$"):
+            model.load(number)
+    (folder / "2" / HELD).write_bytes(b"")
+    with pytest.raises(InputError, match=r"`morecl undo \S+model`, given 2 times, goes back to version 1$"):
+        model.load()
+    with pytest.raises(InputError, match=r"the file that was saved [^.]*$"):  # it was asked for by its number
+        model.load(2)
+    assert [model.undo().number, model.undo().number] == [2, 1]
+    assert model.load().classes == ["k0", "k1"]
+
+
+def test_without_a_whole_version_nobody_is_sent_back(first: Classifier, model: ModelFolder) -> None:
+    model.commit(first, "again")
+    with pytest.raises(InputError) as caught:
+        model.load(device="no-such-device")  # the version is whole
+    assert "undo" not in str(caught.value)
+    for number in "12":
+        (model.path / VERSIONS / number / DETAILS).unlink()
+    with pytest.raises(InputError, match=r"versions/2/classifier\.json") as caught:
+        model.load()
+    assert "undo" not in str(caught.value)
+
+
 def test_old_versions_go(first: Classifier, model: ModelFolder) -> None:
     for _ in range(3):
         model.commit(first, "again", keep=2)

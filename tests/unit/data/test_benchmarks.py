@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from morecl.data import Recipe, build_stream, class_order, load_recipe, recipe_names
+from morecl.data import Recipe, build_stream, check_stream, class_order, load_recipe, recipe_names
+from morecl.data.datasets import count_classes
 from morecl.data.stream import task_sizes
 from morecl.errors import InputError
 
@@ -402,3 +403,26 @@ def test_real_data(name: str) -> None:
             mine = task.x_train[task.y_train == c]
             assert np.array_equal(mine[0], x[np.flatnonzero(y == c)[0]])
             assert np.array_equal(mine[-1], x[np.flatnonzero(y == c)[train[c] - 1]])
+
+
+@pytest.mark.parametrize("changes", [{"tasks": [3, 3]}, {"tasks": 11}, {"class_order": "9"}, {"validation": 1.5}])
+def test_what_cannot_be_built_is_found_without_the_images(changes: dict[str, Any]) -> None:
+    recipe = load_recipe("digits-5t")
+    check_stream(recipe)
+    with pytest.raises(InputError) as built:
+        build_stream(recipe, **changes)
+    with pytest.raises(InputError) as found:
+        check_stream(recipe, **changes)
+    assert str(found.value) == str(built.value)
+
+
+def test_the_number_of_classes_is_known_without_the_images(tmp_path: Path) -> None:
+    for name, classes in (("digits", 10), ("cifar100", 100), ("tinyimagenet", 200)):
+        assert count_classes(name) == classes
+    for name in "abc":
+        (tmp_path / "own" / name).mkdir(parents=True)
+    recipe = Recipe("own", f"folder:{tmp_path / 'own'}", [1, 1])
+    with pytest.raises(InputError, match="but folder:own has 3: give sizes that sum to 3"):
+        check_stream(recipe)
+    check_stream(recipe, tasks=[1, 2])
+    check_stream(Recipe("few", "cifar100", [2, 1], classes=[4, 8, 9]))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from morecl.classifier.reading import read
 from morecl.data import Dataset, SkippedImagesWarning, build_stream, decoding, load_dataset, load_recipe
 from morecl.data.folder import _chosen_for_test, labelled_files
 from morecl.errors import InputError
@@ -137,6 +138,9 @@ def test_unreadable_images_are_named_counted_and_skipped(flowers: Path) -> None:
         "lily/sixteen.png",
         "rose/cut.jpg",
     ]
+    why = [read([flowers / name.split(" (")[0]], 4).problems[0][1] for name in data.skipped]  # of `learn`
+    assert [name.split(" (", 1)[1] for name in data.skipped] == [f"{text})" for text in why]
+    assert data.skipped[0] == "aster/text.png (not an image, or of an unknown kind)"
     assert "truncated" in data.skipped[3] and len(data.y_train) + len(data.y_test) == 150
 
 

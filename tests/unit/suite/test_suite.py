@@ -109,17 +109,28 @@ def test_mistakes_are_named_before_anything_runs(group: dict[str, Any], settings
         plan(suite_of(group), OUT, settings=settings)
 
 
+RUNS = "description = 'a'\n[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t']\nvariant = 'x'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("description = ", "not valid TOML"),
-        ("description = 'a'\nruns = []", "runs: List should have at least 1 item"),
-        ("description = 'a'\nruns = 3", "runs: Input should be a valid list"),
+        ("description = 'a'\nruns = []", r"runs = \[\]; expected at least one table \[\[runs\]\]"),
+        ("description = 'a'\nruns = 3", "runs = 3; expected at least one table"),
         ("description = 'a'\nseed = [1]\n[[runs]]", "unknown key in .*'seed'; did you mean 'seeds'"),
         ("description = 'a'\n[[runs]]\nmethod = ['more']", "unknown key in .*'method'; did you mean 'methods'"),
-        ("description = 'a'\n[[runs]]\nmethods = 'more'\nbenchmarks = ['digits-5t']", "runs.0.methods"),
-        ("description = 'a'\n[[runs]]\nmethods = ['ncm']\nbenchmarks = ['a']\nvariant = '../x'", "runs.0.variant"),
-        ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t']", "description: Field required"),
+        ("description = 'a'\n[[runs]]\nmethods = 'more'", "number 1: methods = 'more'; expected a list"),
+        ("description = 'a'\nruns = [3]", r"\[\[runs\]\] number 1: expected a table$"),
+        ("description = 'a'\n[[runs]]\nmethods = ['ncm']", "number 1: benchmarks is missing; expected a list"),
+        (f"{RUNS}tasks = [4, 0]", r"^\S+: \[\[runs\]\] number 1: tasks = \[4, 0\]; expected a whole number of [^;]*$"),
+        (f"{RUNS}validation = 1", "number 1: validation = 1; expected a number between 0 and 1"),
+        (f"methods = ['ncm']\n{RUNS}", r"methods = \['ncm'\]; expected settings of one method"),
+        (f"methods = {{ncm = 3}}\n{RUNS}", r"methods = {'ncm': 3}; expected settings of one method"),
+        (f"seeds = [0.5]\n{RUNS}", r"seeds = \[0.5\]; expected a list of whole numbers"),
+        (f"class_order = 1\n{RUNS}", 'class_order = 1; expected "seed", "0" to "4", or "random"'),
+        (RUNS.replace("'x'", "'../x'"), "number 1: variant = '../x'; expected small"),
+        ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['a']", "description is missing; expected one line of text"),
     ],
 )
 def test_a_bad_file_is_named_with_the_place(tmp_path: Path, text: str, message: str) -> None:
@@ -163,7 +174,7 @@ def test_tasks_of_unequal_size_reach_the_command_line() -> None:
 def test_number_list() -> None:
     assert number_list("--seeds", "0,2,0,1", int) == [0, 2, 1]
     assert number_list("--lr", "1e-3, 0.5", float) == [0.001, 0.5]
-    with pytest.raises(InputError, match=r"--seeds wants numbers.*'0;1'"):
+    with pytest.raises(InputError, match=r"--seeds wants whole numbers.*'0;1'"):
         number_list("--seeds", "0;1", int)
 
 

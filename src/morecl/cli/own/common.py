@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from morecl.cli.terminal import error_console
 from morecl.errors import InputError
@@ -125,3 +129,20 @@ def class_table(name: str, *heads: str) -> Table:
     for head in heads:
         table.add_column(head, justify="right", min_width=max(NUMBER_WIDTH, *map(len, head.split())))
     return table
+
+
+def needed_width(table: Table) -> int:
+    """Columns that ``table`` takes if only the cells of folded columns are wrapped; rich cuts some tables that it wraps
+    further.
+    """
+    total = 3 * len(table.columns) - 1  # edges and gaps
+    for column in table.columns:
+        cells = [] if column.overflow == "fold" else column.cells
+        total += max([column.min_width or 0, cell_len(str(column.header)), *(cell_len(str(cell)) for cell in cells)])
+    return total
+
+
+def print_entry(console: Console, title: str, details: Sequence[str]) -> None:
+    """A row of a table that a narrow terminal has no room for: its title, and under it all else."""
+    console.print(Text(title, style="bold"), emoji=False)
+    console.print(Padding(Text(", ".join(details)), (0, 0, 0, 2)))

@@ -33,6 +33,7 @@ from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier import Classifier, Lesson, ModelFolder
+    from morecl.classifier.lesson import NothingNewError
 
 PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
 ROWS = 30  # classes that the table shows
@@ -68,7 +69,8 @@ def learn(
     """Teach a model new classes from a folder of images.
 
     The model is made at first. Of each class a part is held back and never trained on: it sets the threshold for
-    "unknown" and measures accuracy. If the command fails or is stopped, the model is as before.
+    "unknown" and measures accuracy. If the command fails or is stopped, the model is as before, and so it is if there
+    is nothing new in the folder, which is no error.
     """
     from morecl.classifier.store import ModelFolder
     from morecl.data.folder import labelled_files
@@ -84,13 +86,18 @@ def learn(
         raise InputError(f"there is no model in {model} yet; --more is for classes that a model knows")
     files, names = labelled_files(folder.expanduser())
     console = output_console()
-    teacher = _Teacher(store, console, hold_back=not all_, minutes=minutes, keep=keep)
+    teacher = _Teacher(store, folder, console, hold_back=not all_, minutes=minutes, keep=keep)
     try:
         with sigterm_as_interrupt(), out_of_memory_explained("teach fewer images at a time"), store.changing():
             if is_new != (not store.exists()):
                 raise InputError(f"another process has just made {model}; repeat the command")
             classifier = _created(choices, device) if is_new else store.load(device=device)
-            lessons = _lessons(classifier, names, more, folder)
+            lessons = _lessons(classifier, names, more)
+            if len(lessons) > 1:
+                files, names = teacher.without_contradictions(classifier, files, names)
+                lessons = _lessons(classifier, names, more)
+            if not lessons:
+                teacher.expect_nothing_new(classifier, files, names)
             for action, chosen in lessons:
                 own = [files[i] for i in chosen], [names[i] for i in chosen]
                 teacher.teach(classifier, action, *own, is_last=action == lessons[-1][0])
@@ -125,19 +132,17 @@ def _created(choices: dict[str, Any], device: str | None) -> Classifier:
     return Classifier.create(say=error_line, **given, **settings)
 
 
-def _lessons(classifier: Classifier, names: Sequence[str], more: bool, folder: Path) -> list[tuple[str, list[int]]]:
-    """What to do with the images of these classes: ("add" or "learn", their positions)."""
+def _lessons(classifier: Classifier, names: Sequence[str], more: bool) -> list[tuple[str, list[int]]]:
+    """What to do with the images of these classes: ("add" or "learn", their positions). Nothing if it knows all of
+    them and is not asked for ``more``.
+    """
     known = set(classifier.classes)
     old = [i for i, name in enumerate(names) if name in known]
     new = [i for i, name in enumerate(names) if name not in known]
     taught = list(dict.fromkeys(names[i] for i in old))
-    if old and not more:
+    if old and new and not more:
         from morecl.classifier.names import shortened
 
-        if not new:
-            raise InputError(
-                f"it knows every class in {folder}: {shortened(taught)}; --more takes in further images of them"
-            )
         error_line(f"left alone, since it knows them: {shortened(taught)}; --more takes in further images of them")
     lessons = [("add", old)] if old and more else []
     return [*lessons, *([("learn", new)] if new else [])]
@@ -146,8 +151,18 @@ def _lessons(classifier: Classifier, names: Sequence[str], more: bool, folder: P
 class _Teacher:
     """Gives the lessons, shows their progress and result, and makes each of them a version."""
 
-    def __init__(self, store: ModelFolder, console: Console, *, hold_back: bool, minutes: float | None, keep: int):
+    def __init__(
+        self,
+        store: ModelFolder,
+        folder: Path,
+        console: Console,
+        *,
+        hold_back: bool,
+        minutes: float | None,
+        keep: int,
+    ):
         self._store = store
+        self._folder = folder
         self._console = console
         self._hold_back = hold_back
         self._minutes = minutes
@@ -159,6 +174,51 @@ class _Teacher:
         if self._version is None:
             return "nothing has changed"
         return f"version {self._version} has the further images; the new classes were not learned"
+
+    def without_contradictions(
+        self, classifier: Classifier, files: list[Path], names: list[str]
+    ) -> tuple[list[Path], list[str]]:
+        """The images of several lessons without pictures that are in several classes, which the user is told.
+
+        Raises:
+            InputError: a new class has no other images.
+        """
+        from morecl.classifier.lesson import contradictory
+        from morecl.classifier.names import shortened
+
+        with _watching(self._console) as display:
+            disputed, notes = contradictory(classifier, files, names, display.reading)
+        rest = [i for i in range(len(files)) if i not in disputed]
+        left = {*classifier.classes, *(names[i] for i in rest)}
+        if empty := [name for name in dict.fromkeys(names) if name not in left]:
+            why = ". ".join(["every image is in several classes", *notes])
+            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
+        for note in notes:
+            error_line(f"{note}.")
+        return [files[i] for i in rest], [names[i] for i in rest]
+
+    def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
+        """Raise :class:`InputError` if there are further images of the classes, which it was not asked to take in."""
+        from morecl.classifier.lesson import NothingNewError, count_new
+        from morecl.classifier.names import shortened
+
+        try:
+            with _watching(self._console) as display:
+                count = count_new(classifier, files, names, display.reading)
+        except NothingNewError as error:
+            self._say_nothing_new(error)
+            return
+        raise InputError(
+            f"it knows every class in {self._folder}: {shortened(list(dict.fromkeys(names)))}; --more takes in "
+            f"{counted(count, 'further image')} of them"
+        )
+
+    def _say_nothing_new(self, error: NothingNewError) -> None:
+        if not error.is_known:
+            raise error
+        version = self._store.versions()[-1].number
+        text = f"nothing new in {self._folder}: {error.why}. {self._store.path} stays at version {version}"
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str], *, is_last: bool) -> None:
         from morecl.classifier.lesson import NothingNewError
@@ -176,8 +236,9 @@ class _Teacher:
                 self._version = self._store.commit(classifier, action, what, keep=self._keep)
         except NothingNewError as error:
             if is_last:
-                raise
-            error_line(str(error))
+                self._say_nothing_new(error)
+            else:
+                error_line(str(error))
             return
         name_unreadable(lesson.skipped)
         show_lesson(self._console, classifier, lesson)
@@ -216,7 +277,7 @@ def _lines(lesson: Lesson) -> Iterator[str]:
         yield f'Before they were taught, {percent(lesson.unknown_before)} of the new images were called "unknown".'
     yield from promise_lines(lesson.promise)
     if lesson.duplicates:
-        yield f"Left out: {counted(lesson.duplicates, 'image')} that it had seen before, or twice in this folder."
+        yield f"Left out: {counted(lesson.duplicates, 'image')} that it had seen before, or twice in a class."
     for note in lesson.notes:
         yield f"Note: {note}."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -24,7 +24,9 @@ from morecl.cli.own.common import (
     class_table,
     counted,
     existing,
+    needed_width,
     percent,
+    print_entry,
     promise_lines,
     size,
 )
@@ -34,6 +36,9 @@ from morecl.interrupts import sigterm_as_interrupt
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier import Classifier, Info, ModelFolder
+    from morecl.classifier.store import Version
+
+WHAT_WIDTH = 12  # columns of what a version changed, at least
 
 
 def info(
@@ -57,11 +62,20 @@ def info(
 
 def show_info(console: Console, found: Info) -> None:
     """Classes, then what holds for all of them."""
-    table = class_table("class", "task", "images learned", "remembered", "held back", "accuracy")
-    for each in found.classes:
-        numbers = (each.task, each.images, each.remembered, each.held_back)
-        table.add_row(Text(each.name), *(f"{number:,}" for number in numbers), percent(each.accuracy))
-    console.print(table)
+    heads = ("task", "images learned", "remembered", "held back", "accuracy")
+    table = class_table("class", *heads)
+    rows = {
+        each.name: [f"{n:,}" for n in (each.task, each.images, each.remembered, each.held_back)]
+        + [percent(each.accuracy)]
+        for each in found.classes
+    }
+    for name, cells in rows.items():
+        table.add_row(Text(name), *cells)
+    if needed_width(table) <= console.width:
+        console.print(table)
+    else:
+        for name, cells in rows.items():
+            print_entry(console, name, [f"{head} {cell}" for head, cell in zip(heads, cells, strict=True)])
 
     def say(text: str) -> None:
         console.print(text, markup=False, emoji=False, highlight=False)
@@ -78,8 +92,11 @@ def show_info(console: Console, found: Info) -> None:
     for line in promise_lines(found.promise):
         say(line)
     if found.capacity:
-        layers = ", ".join(f"{layer} {taken:.0f} %" for layer, taken in found.capacity.items())
-        say(f"Capacity taken: {layers}.")
+        taken = found.capacity.values()
+        say(
+            f"Capacity: of the neurons that tasks can take for themselves, {sum(taken) / len(taken):.0f} % are taken, "
+            f"{max(taken):.0f} % in the fullest layer."
+        )
         if found.tasks_left is not None:
             say(f"About {counted(found.tasks_left, 'more task')} will fit; classes taught together share a task.")
 
@@ -88,24 +105,8 @@ def history(model: Model) -> None:
     """List the versions of a model, the newest last."""
     store = existing(model)
     console = output_console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("version", "made"):
-        table.add_column(head, no_wrap=True)
-    table.add_column("what", overflow="fold")
-    for head in ("classes", "images", "accuracy", "size"):
-        table.add_column(head, justify="right", no_wrap=True)
     versions = store.versions()
-    for version in versions:
-        table.add_row(
-            f"{version.number}{' (in use)' if version is versions[-1] else ''}",
-            local_time(version.created),
-            Text(f"{version.action} {version.what}".strip()),
-            f"{version.classes:,}",
-            f"{version.images:,}",
-            percent(version.accuracy),
-            size(store.bytes(version.number)),
-        )
-    console.print(table)
+    show_history(console, versions, [store.bytes(version.number) for version in versions])
     if len(versions) > 1:
         console.print(
             f"`morecl undo {model}` goes back to version {versions[-2].number}.",
@@ -113,6 +114,28 @@ def history(model: Model) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def show_history(console: Console, versions: Sequence[Version], sizes: Sequence[int]) -> None:
+    """A line per version, the newest last; ``sizes``: bytes of each."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("version", "made"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("what", overflow="fold", min_width=WHAT_WIDTH)
+    for head in ("classes", "images", "accuracy", "size"):
+        table.add_column(head, justify="right", no_wrap=True)
+    numbers = [f"{version.number}{' (in use)' if version is versions[-1] else ''}" for version in versions]
+    whats = [f"{version.action} {version.what}".strip() for version in versions]
+    for number, what, version, count in zip(numbers, whats, versions, sizes, strict=True):
+        cells = (f"{version.classes:,}", f"{version.images:,}", percent(version.accuracy), size(count))
+        table.add_row(number, local_time(version.created), Text(what), *cells)
+    if needed_width(table) <= console.width:
+        console.print(table)
+        return
+    for number, what, version, count in zip(numbers, whats, versions, sizes, strict=True):
+        counts = counted(version.classes, "class", "classes"), counted(version.images, "image")
+        details = (local_time(version.created), *counts, f"accuracy {percent(version.accuracy)}", size(count))
+        print_entry(console, f"version {number}: {what}", details)
 
 
 def undo(model: Model) -> None:

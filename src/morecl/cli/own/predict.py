@@ -33,7 +33,7 @@ from morecl.cli.own.common import (
     seconds_text,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.cli.terminal import FAILED, exit_closed_pipe, exit_interrupted, output_console
 from morecl.errors import InputError
 from morecl.on_ray.cluster import ClusterOptions
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # these import torch
     from morecl.methods import Learner
 
 STDIN = "-"
-CLOSED_PIPE = 141  # what a program that SIGPIPE ends returns
 NAME_WIDTH, OTHERS_WIDTH, PATH_WIDTH = 24, 30, 20  # columns: at most, at most, at least
 OTHERS = 2  # classes that come next
 
@@ -103,8 +102,7 @@ def predict(
     except KeyboardInterrupt:
         exit_interrupted("the answers so far are complete")
     except BrokenPipeError:  # `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(CLOSED_PIPE) from None
+        exit_closed_pipe()
     if broken:
         raise SystemExit(FAILED)
 

@@ -113,6 +113,7 @@ function result(job) {
       words.push(`Other classes: ${points(lesson.accuracy_others_before)} before, ${points(lesson.accuracy_others)} now.`);
     }
     if (lesson.duplicates) words.push(`${counted(lesson.duplicates, "image")} left out: seen before.`);
+    words.push(...lesson.notes.map(note => `Note: ${note}.`));
   }
   if (job.unreadable.length) words.push(`${counted(job.unreadable.length, "file")} could not be read.`);
   return words.join(" ") || "Learned.";

@@ -1,0 +1,81 @@
+"""Pictures that come more than once: in one class, in several classes, or again after they were taught.
+
+A picture that comes again in its class is learned once. One that is in several classes at once is learned as none of
+them: one of the labels is wrong, nobody can say which, and what was learned from one image cannot be taken back. One
+that was taught before and now comes under another class stays what it was taught as, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from morecl.classifier.names import shortened
+
+NAMED = 3  # pictures that a note names
+
+Name = Callable[[int], str]  # of the image at a position
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """What is to become of a lesson's images, by their positions."""
+
+    fresh: NDArray[np.int64]  # to learn, sorted
+    contradictory: list[list[int]]  # for each picture that is in several classes, its first image in each of them
+    disputed: NDArray[np.int64]  # all images of these pictures, sorted
+    mistaught: list[tuple[int, str]]  # images of pictures that were taught under another class, and under which
+    duplicates: int  # images that are left out because the picture was seen before, or comes before in its class
+
+    def notes(self, names: Sequence[str], name: Name) -> list[str]:
+        """What the user should know, if anything; ``names``: the class of each image."""
+        return [*self.notes_of_contradictory(names, name), *self._of_mistaught(names, name)]
+
+    def notes_of_contradictory(self, names: Sequence[str], name: Name) -> list[str]:
+        if not self.contradictory:
+            return []
+        places = [" and ".join(f"{name(i)} ({names[i]!r})" for i in images) for images in self.contradictory]
+        left_out = "1 picture was" if len(places) == 1 else f"{len(places):,} pictures were"
+        return [
+            f"{left_out} left out, being in several classes at once: {_few(places)}. Remove the wrong files and teach "
+            "the folder again with --more"
+        ]
+
+    def _of_mistaught(self, names: Sequence[str], name: Name) -> list[str]:
+        if not self.mistaught:
+            return []
+        places = [f"{name(i)} (taught as {before!r}, now {names[i]!r})" for i, before in self.mistaught]
+        stay = "1 image stays" if len(places) == 1 else f"{len(places):,} images stay"
+        return [
+            f"{stay} what the model was taught before, since it cannot unlearn one image: {_few(places)}. "
+            "To correct it, `morecl undo` the lesson that taught it, or `morecl forget` the class "
+            f"{shortened(sorted({before for _, before in self.mistaught}))}; then teach the folder again with --more"
+        ]
+
+
+def sort_out(prints: NDArray[np.uint64], names: Sequence[str], taught: Mapping[int, str]) -> Sorting:
+    """Decide by fingerprints (N,) and classes (N) which images are learned; ``taught``: fingerprint -> its class."""
+    pictures: dict[int, dict[str, int]] = {}  # fingerprint -> class -> its first image
+    for position, (print_, name) in enumerate(zip(prints.tolist(), names, strict=True)):
+        pictures.setdefault(print_, {}).setdefault(name, position)
+    fresh: list[int] = []
+    contradictory: list[list[int]] = []
+    mistaught: list[tuple[int, str]] = []
+    for print_, images in pictures.items():
+        if before := taught.get(print_):
+            mistaught += [(position, before) for name, position in images.items() if name != before]
+        elif len(images) > 1:
+            contradictory.append(list(images.values()))
+        else:
+            fresh += images.values()
+    disputed = np.flatnonzero(np.isin(prints, prints[[images[0] for images in contradictory]]))
+    left_out = len(prints) - len(fresh) - len(disputed)
+    return Sorting(np.sort(np.array(fresh, np.int64)), contradictory, disputed, mistaught, left_out)
+
+
+def _few(places: Sequence[str]) -> str:
+    more = len(places) - NAMED
+    return "; ".join(places[:NAMED]) + (f"; and {more:,} more" if more > 0 else "")
