@@ -627,10 +627,10 @@ def test_a_closed_pipe_has_its_own_exit_code(commands: Path, tiny: Path, tmp_pat
     photos = write_digits(tmp_path / "photos", [0], 0, 40)
     reader, writer = os.pipe()
     os.close(reader)
+    command = [commands / "morecl", "predict", tiny, photos, *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     with os.fdopen(writer) as closed:
-        done = subprocess.run(
-            [commands / "morecl", "predict", tiny, photos, *options], stdout=closed, stderr=subprocess.PIPE, check=False
-        )
+        done = subprocess.run(command, env=environment, stdout=closed, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
