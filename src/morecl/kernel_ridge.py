@@ -38,6 +38,7 @@ LIGHT = 4.0  # weight up to which float32 will do for more images
 LEFT_OUT = 2000  # images that are left out in turn
 CHUNK = 4096  # images whose distances to all others are held at once
 NO_CLASS = -1  # column of an image whose class was forgotten
+SAME = 0.999  # kernel of two features of one picture, at least: they differ by rounding, k(a, a) is 1
 
 
 class Solved(NamedTuple):
@@ -116,12 +117,24 @@ class KernelRidge(nn.Module):
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
         scaled = (features.double() / self.scale).half()  # scaled first: half precision has a narrow range
+        self._replace_forgotten(scaled.float())
         self.features = torch.cat([self.features, scaled])
         self.columns = torch.cat([self.columns, columns])
         self.weights = torch.cat([self.weights, weights.float()])
         self.dual = F.pad(self.dual, (0, 0, 0, len(features)))
         if len(self) > self.capacity:
             self._thin()
+
+    def _replace_forgotten(self, scaled: Tensor) -> None:
+        """Let go of forgotten images that come again, (N, D): no image is an example of a class and of none."""
+        forgotten = (self.columns == NO_CLASS).nonzero()[:, 0]
+        again = [
+            (gaussian_kernel(part, scaled) > SAME).any(1) for part in self.features[forgotten].float().split(CHUNK)
+        ]
+        if again:
+            kept = torch.ones(len(self), dtype=torch.bool, device=self.columns.device)
+            kept[forgotten[torch.cat(again)]] = False
+            self._keep(kept)
 
     def _thin(self) -> None:
         """Cut every class down to an equal share of ``capacity``."""

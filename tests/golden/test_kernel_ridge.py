@@ -176,6 +176,28 @@ def test_without_an_image_to_leave_out_strength_and_sharpness_stay() -> None:
     assert (strength(made), float(made.sharpness)) == before
 
 
+def test_a_forgotten_class_that_is_taught_again_is_as_good_as_new() -> None:
+    z, y = images(60, 3)
+    made = taught([(z, y)])
+    made.drop(1)
+    made.grow(1)
+    rounded = z[y == 1] * (1 + 1e-4 * torch.randn(20, 6, generator=generator(0, "rounding")))  # another batch size
+    made.add(rounded, torch.full((20,), 3))
+    made.solve(without=torch.tensor([False, True, False, False]))
+    assert len(made) == 60 and torch.bincount(made.columns).tolist() == [20, 0, 20, 20]
+    fresh = taught([(z[y != 1], y[y != 1] // 2), (z[y == 1], torch.full((20,), 2))])
+    other, _ = images(30, 3, seed=4)
+    torch.testing.assert_close(made(other)[:, [0, 2, 3]], fresh(other), rtol=1e-2, atol=1e-2)
+
+
+def test_images_like_forgotten_ones_do_not_replace_them() -> None:
+    z, y = images(40, 2)
+    made = taught([(z, y)])
+    made.drop(1)
+    made.add(z[y == 1] + 0.2, torch.zeros(20, dtype=torch.int64))
+    assert len(made) == 60
+
+
 @pytest.mark.parametrize("features", [torch.zeros(6, 6), torch.ones(1, 6), torch.full((3, 6), 60.0)])
 def test_features_without_variance(features: torch.Tensor) -> None:
     made = KernelRidge(6, 1000, seed=0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -113,7 +114,7 @@ class ModelFolder:
         try:
             return _read(self._folder(chosen.number), device)
         except InputError as error:
-            if chosen is not versions[-1] or not (way_out := self._way_back(versions)):
+            if chosen is not versions[-1] or not (way_out := self._way_back(versions, error)):
                 raise
             raise InputError(f"{error}. {way_out}") from error
 
@@ -176,12 +177,18 @@ class ModelFolder:
     def _folder(self, number: int) -> Path:
         return self.path / VERSIONS / str(number)
 
-    def _way_back(self, versions: list[Version]) -> str:
-        """How to get to the newest whole version if the one in use is damaged; nothing if there is no such way."""
+    def _way_back(self, versions: list[Version], error: InputError) -> str:
+        """How to get to the newest whole version if the one in use is damaged; nothing if there is no such way.
+
+        A version that may not be read, or was written by another morecl, is not damaged: to undo it would delete it.
+        """
+        if isinstance(error.__cause__, PermissionError) or _has_other_format(self._folder(versions[-1].number)):
+            return ""
         for steps, version in enumerate(reversed(versions)):
             if self._is_whole(version.number):
                 times = f", given {steps} times," if steps > 1 else ""
-                return f"`morecl undo {self.path}`{times} goes back to version {version.number}" if steps else ""
+                command = f"`morecl undo {shlex.quote(str(self.path))}`{times}"
+                return f"{command} removes it and goes back to version {version.number}" if steps else ""
         return ""
 
     def _is_whole(self, number: int) -> bool:
@@ -260,6 +267,18 @@ def _share(file: Path, other: Path | None) -> None:
     with suppress(OSError):
         os.link(other, link)
         os.replace(link, file)
+
+
+def _has_other_format(folder: Path) -> bool:
+    """Whether a version is whole as far as can be seen, but of a format that is not this morecl's."""
+    from morecl.checkpoint import LEARNER_FORMAT
+
+    for name, expected in ((DETAILS, FORMAT), ("learner.json", LEARNER_FORMAT)):
+        with suppress(OSError, ValueError, RecursionError):
+            value = json.loads((folder / name).read_text(encoding="utf-8"))
+            if isinstance(value, dict) and value.get("format", expected) != expected:
+                return True
+    return False
 
 
 def _read(folder: Path, device: str | None) -> Classifier:

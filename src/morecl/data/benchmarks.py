@@ -125,12 +125,15 @@ def check_stream(
     validation: float | None = None,
 ) -> None:
     """Raise :class:`InputError` as :func:`build_stream` does, as far as can be told without the images."""
+    _check_seed(seed)
     classes = count_classes(recipe.dataset)
     orders.class_order(recipe.dataset, classes, class_order, seed)
-    chosen = classes if recipe.classes is None else len(recipe.classes)
     name = recipe.dataset
     if name.startswith(FOLDER):
         name = f"{FOLDER}{Path(name.removeprefix(FOLDER)).expanduser().resolve().name}"
+    if recipe.classes is not None:
+        _check_labels(name, classes, recipe.classes)
+    chosen = classes if recipe.classes is None else len(recipe.classes)
     task_sizes(recipe.tasks if tasks is None else tasks, chosen, name)
     if validation is not None:
         _check_share(validation)
@@ -156,8 +159,7 @@ def build_stream(
     held out of training and scored instead of the test split. The test split and ``test_per_class`` are then unused,
     and ``stream.scored_on`` is "validation".
     """
-    if seed < 0:
-        raise InputError(f"the seed must be 0 or more, not {seed}.")
+    _check_seed(seed)
     dataset = load_dataset(
         recipe.dataset,
         data_root,
@@ -235,10 +237,19 @@ def _label(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"the seed must be 0 or more, not {seed}.")
+
+
+def _check_labels(name: str, classes: int, labels: list[int]) -> None:
+    if beyond := [label for label in labels if label >= classes]:
+        raise InputError(f"{name} has {classes} classes, so there is no label {beyond[0]}.")
+
+
 def _only(dataset: Dataset, order: list[int], labels: list[int]) -> tuple[Dataset, list[int]]:
     """The images of these ``labels``, which become 0, 1, ... in the data set's order, and ``order`` without others."""
-    if beyond := [label for label in labels if label >= len(dataset.classes)]:
-        raise InputError(f"{dataset.name} has {len(dataset.classes)} classes, so there is no label {beyond[0]}.")
+    _check_labels(dataset.name, len(dataset.classes), labels)
     number = {label: place for place, label in enumerate(sorted(labels))}
     train, test = (np.isin(y, labels) for y in (dataset.y_train, dataset.y_test))
     renumbered = np.array([number.get(label, -1) for label in range(len(dataset.classes))], np.int64)

@@ -72,15 +72,43 @@ def test_a_damaged_version_names_the_way_back(first: Classifier, model: ModelFol
     folder = model.path / VERSIONS
     (folder / "3" / "learner.json").unlink()
     for number in (None, 3):
-        with pytest.raises(InputError, match=r"is missing\. `morecl undo \S+model` goes back to version 2$"):
+        with pytest.raises(
+            InputError, match=r"is missing\. `morecl undo \S+model` removes it and goes back to version 2$"
+        ):
             model.load(number)
     (folder / "2" / HELD).write_bytes(b"")
-    with pytest.raises(InputError, match=r"`morecl undo \S+model`, given 2 times, goes back to version 1$"):
+    with pytest.raises(
+        InputError, match=r"`morecl undo \S+model`, given 2 times, removes it and goes back to version 1$"
+    ):
         model.load()
     with pytest.raises(InputError, match=r"the file that was saved [^.]*$"):  # it was asked for by its number
         model.load(2)
     assert [model.undo().number, model.undo().number] == [2, 1]
     assert model.load().classes == ["k0", "k1"]
+
+
+def test_a_version_that_is_not_damaged_is_not_to_be_removed(
+    first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.commit(first, "again")
+    folder = model.path / VERSIONS / "2"
+    whole = (folder / DETAILS).read_text()
+    (folder / DETAILS).write_text(whole.replace("morecl.model/1", "morecl.model/7"))
+    assert (folder / DETAILS).read_text() != whole
+    with pytest.raises(InputError, match="another version of morecl") as caught:
+        model.load()
+    assert "undo" not in str(caught.value)
+    (folder / DETAILS).write_text(whole)
+
+    def denied(path: Path, *_: object, **__: object) -> str:
+        if path == folder / DETAILS:
+            raise PermissionError(13, "Permission denied", str(path))
+        return path.read_bytes().decode()
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(InputError, match="Permission denied") as caught:
+        model.load()
+    assert "undo" not in str(caught.value)
 
 
 def test_without_a_whole_version_nobody_is_sent_back(first: Classifier, model: ModelFolder) -> None:

@@ -405,7 +405,9 @@ def test_real_data(name: str) -> None:
             assert np.array_equal(mine[-1], x[np.flatnonzero(y == c)[train[c] - 1]])
 
 
-@pytest.mark.parametrize("changes", [{"tasks": [3, 3]}, {"tasks": 11}, {"class_order": "9"}, {"validation": 1.5}])
+@pytest.mark.parametrize(
+    "changes", [{"tasks": [3, 3]}, {"tasks": 11}, {"class_order": "9"}, {"validation": 1.5}, {"seed": -1}]
+)
 def test_what_cannot_be_built_is_found_without_the_images(changes: dict[str, Any]) -> None:
     recipe = load_recipe("digits-5t")
     check_stream(recipe)
@@ -414,6 +416,13 @@ def test_what_cannot_be_built_is_found_without_the_images(changes: dict[str, Any
     with pytest.raises(InputError) as found:
         check_stream(recipe, **changes)
     assert str(found.value) == str(built.value)
+
+
+def test_a_label_that_does_not_exist_is_found_without_the_images() -> None:
+    recipe = Recipe("few", "digits", [1, 1], classes=[0, 12])
+    for attempt in (build_stream, check_stream):
+        with pytest.raises(InputError, match="digits has 10 classes, so there is no label 12"):
+            attempt(recipe)
 
 
 def test_the_number_of_classes_is_known_without_the_images(tmp_path: Path) -> None:
