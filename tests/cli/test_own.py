@@ -386,18 +386,25 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--more"]])
-def test_nothing_new_is_no_error_and_changes_nothing(copy: Path, tmp_path: Path, options: list[str]) -> None:
+def test_nothing_new_is_no_error_unless_images_are_lost_and_changes_nothing(
+    copy: Path, tmp_path: Path, options: list[str]
+) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 20)
-    (photos / "1" / "bad.png").write_bytes(b"bad")
     before = tree(copy)
     done = call("learn", copy, photos, *options)
     assert (done.code, done.err) == (0, ""), done
-    assert f"nothing new in {photos}: every image was seen before, or could not be read ({photos}/1/bad" in done.words
-    assert done.words.endswith(f"{copy} stays at version 1")
+    assert f"nothing new in {photos}: every image was seen before. {copy} stays at version 1" in done.words
+    for number in range(2):
+        (photos / "1" / f"bad-{number}.png").write_bytes(b"bad")
+    done = call("learn", copy, photos, *options)
+    assert done.code == 2 and "every image was seen before, or could not be read" in done.words
+    assert all(f"not readable: {photos}/1/bad-{number}.png" in done.words for number in range(2))
+    for bad in (photos / "1").glob("bad-*"):
+        bad.unlink()
     seen = sorted((photos / "1").iterdir())[0]
     seen.rename(photos / "0" / "moved.png")
     done = call("learn", copy, photos, *options)
-    assert done.code == 0 and "moved.png (taught as '1', now '0')" in done.words
+    assert done.code == 2 and "moved.png (taught as '1', now '0')" in done.words
     assert tree(copy) == before
 
 

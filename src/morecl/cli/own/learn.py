@@ -215,6 +215,7 @@ class _Teacher:
 
     def _say_nothing_new(self, error: NothingNewError) -> None:
         if not error.is_known:
+            name_unreadable(error.skipped)
             raise error
         version = self._store.versions()[-1].number
         text = f"nothing new in {self._folder}: {error.why}. {self._store.path} stays at version {version}"
