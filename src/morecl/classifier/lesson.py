@@ -147,15 +147,50 @@ def count_new(classifier: Classifier, images: Any, labels: Sequence[str], readin
     return len(_material(classifier, "add", *labelled(images, labels), False, reading).names)
 
 
-def contradictory(
-    classifier: Classifier, images: Sequence[Any], names: Sequence[str], reading: Report | None = None
-) -> tuple[set[int], list[str]]:
-    """Positions of images whose picture is in several classes, and what to tell the user. A lesson finds those among
-    its own images; this is for images that go to several lessons.
+@dataclass(frozen=True)
+class Course:
+    """Images of classes it knows and of new ones as two lessons, by their positions: first ``add``, then ``learn``."""
+
+    add: list[int]
+    learn: list[int]
+    notes: tuple[str, ...] = ()  # on images that are in neither lesson
+    skipped: tuple[str, ...] = ()  # those of them that could not be read
+
+
+def course(
+    classifier: Classifier, images: Any, names: Sequence[str], *, more: bool, reading: Report | None = None
+) -> Course:
+    """Divide images into lessons so that each has something to learn; classes it knows are left alone unless ``more``.
+
+    A lesson finds pictures in several classes among its own images. If there are known and new classes, they are found
+    here and are in neither lesson, also if the known classes are left alone.
+
+    Raises:
+        InputError: a new class cannot be learned, because of its name or because no image of it is left.
     """
+    known = set(classifier.classes)
+    old = [i for i, name in enumerate(names) if name in known]
+    new = [i for i, name in enumerate(names) if name not in known]
+    if not old or not new:
+        return Course(old if more else [], new)
+    taught = {names[i] for i in old}
+    given = set(names) if more else set(names) - known
+    for name in set(names) - known:
+        check_name(name)
     looked = _Looked.at(classifier, images, names, reading)
+    if empty := [name for name in looked.empty() if name not in known]:
+        raise looked.nothing_new(empty, "learn", given)
     disputed = set(looked.found.positions[looked.sorting.disputed].tolist())
-    return disputed, looked.sorting.notes_of_contradictory(looked.readable, looked.name)
+    notes = looked.sorting.of(given, looked.readable).notes_of_contradictory(looked.readable, looked.name)
+    learn = [i for i in new if i not in disputed]
+    if not more:
+        return Course([], learn, tuple(notes))
+    if taught.issubset(looked.empty()):
+        of_taught = looked.sorting.of(taught, looked.readable)
+        why = looked.why_empty(taught, of_taught.notes_of_mistaught(looked.readable, looked.name))
+        notes.append(f"nothing new of {shortened(sorted(taught))}: {why}")
+        return Course([], learn, tuple(notes), looked.skipped(taught))
+    return Course([i for i in old if i not in disputed], learn, tuple(notes))
 
 
 @dataclass(frozen=True)
