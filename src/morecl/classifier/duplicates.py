@@ -59,8 +59,9 @@ class Sorting:
         stay = "1 image stays" if len(places) == 1 else f"{len(places):,} images stay"
         return [
             f"{stay} what the model was taught before, since it cannot unlearn one image: {_few(places)}. "
-            "To correct it, `morecl undo` the lesson that taught it, or `morecl forget` the class "
-            f"{shortened(sorted({before for _, before in self.mistaught}))}; then teach the folder again with --more"
+            "To correct it, `morecl undo` the lesson that taught it, which also takes back later lessons, or "
+            f"`morecl forget` the class {shortened(sorted({before for _, before in self.mistaught}))}; then teach the "
+            "folder again with --more. If it was the first lesson, teach a new model"
         ]
 
 
