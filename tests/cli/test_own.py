@@ -386,18 +386,25 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--more"]])
-def test_nothing_new_is_no_error_and_changes_nothing(copy: Path, tmp_path: Path, options: list[str]) -> None:
+def test_nothing_new_is_no_error_unless_images_are_lost_and_changes_nothing(
+    copy: Path, tmp_path: Path, options: list[str]
+) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 20)
-    (photos / "1" / "bad.png").write_bytes(b"bad")
     before = tree(copy)
     done = call("learn", copy, photos, *options)
     assert (done.code, done.err) == (0, ""), done
-    assert f"nothing new in {photos}: every image was seen before, or could not be read ({photos}/1/bad" in done.words
-    assert done.words.endswith(f"{copy} stays at version 1")
+    assert f"nothing new in {photos}: every image was seen before. {copy} stays at version 1" in done.words
+    for number in range(2):
+        (photos / "1" / f"bad-{number}.png").write_bytes(b"bad")
+    done = call("learn", copy, photos, *options)
+    assert done.code == 2 and "every image was seen before, or could not be read" in done.words
+    assert all(f"not readable: {photos}/1/bad-{number}.png" in done.words for number in range(2))
+    for bad in (photos / "1").glob("bad-*"):
+        bad.unlink()
     seen = sorted((photos / "1").iterdir())[0]
     seen.rename(photos / "0" / "moved.png")
     done = call("learn", copy, photos, *options)
-    assert done.code == 0 and "moved.png (taught as '1', now '0')" in done.words
+    assert done.code == 2 and "moved.png (taught as '1', now '0')" in done.words
     assert tree(copy) == before
 
 
@@ -459,6 +466,47 @@ def test_a_picture_in_a_known_and_a_new_class_is_learned_as_neither(copy: Path, 
     refused = call("learn", copy, photos, "--more")
     assert refused.code == 2 and "nothing to learn of '3': every image is in several classes" in refused.words
     assert tree(copy) == before
+
+
+def test_a_new_class_without_images_is_refused_before_the_first_lesson(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 60, 70)
+    before = tree(copy)
+    (photos / "2").mkdir()
+    for number in range(2):
+        (photos / "2" / f"bad-{number}.png").write_bytes(b"bad")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 2 and "nothing to learn of '2': its images could not be read" in done.words, done
+    assert all(f"not readable: {photos}/2/bad-{number}.png" in done.words for number in range(2))
+    shutil.rmtree(photos / "2")
+    shutil.copytree(write_digits(tmp_path / "seen", [0], 0, 20) / "0", photos / "nought")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 2 and "nothing to learn of 'nought': every image was seen before" in done.words
+    assert "`morecl rename`" in done.words
+    (photos / "nought").rename(photos / "Unknown")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 2 and "'Unknown' cannot name a class" in done.words
+    assert tree(copy) == before
+
+
+def test_a_picture_in_a_class_that_is_left_alone_is_not_learned_as_a_new_one(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 60, 63)
+    write_digits(tmp_path / "photos", [2], 0, 10)
+    file = sorted((photos / "1").iterdir())[0]
+    shutil.copy(file, photos / "2" / "copy.png")
+    done = call("learn", copy, photos)
+    assert done.code == 0 and "2 8 2" in done.words, done.words  # 10 images
+    assert f"1 picture was left out, being in several classes at once: {file} ('1') and {photos}/2/copy" in done.words
+
+
+def test_images_lost_of_known_classes_are_named_beside_new_ones(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 0, 10)
+    write_digits(tmp_path / "photos", [2], 0, 10)
+    (photos / "1" / "bad.png").write_bytes(b"bad")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 0 and "2 8 2" in done.words, done
+    assert f"not readable: {photos}/1/bad.png" in done.words
+    assert "nothing new of '1': every image was seen before, or could not be read" in done.words
+    assert [v.action for v in ModelFolder(copy).versions()] == ["learn", "learn"]
 
 
 def test_known_classes_beside_new_ones_are_left_alone(copy: Path, tmp_path: Path) -> None:

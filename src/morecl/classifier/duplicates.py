@@ -7,7 +7,7 @@ that was taught before and now comes under another class stays what it was taugh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +30,17 @@ class Sorting:
     mistaught: list[tuple[int, str]]  # images of pictures that were taught under another class, and under which
     duplicates: int  # images that are left out because the picture was seen before, or comes before in its class
 
+    def of(self, classes: Collection[str], names: Sequence[str]) -> Sorting:
+        """The same of the images of ``classes`` only; ``names``: the class of each image."""
+        own = np.flatnonzero([name in classes for name in names])
+        fresh, disputed = np.intersect1d(self.fresh, own), np.intersect1d(self.disputed, own)
+        contradictory = [images for images in self.contradictory if any(names[i] in classes for i in images)]
+        mistaught = [(i, before) for i, before in self.mistaught if names[i] in classes]
+        return Sorting(fresh, contradictory, disputed, mistaught, len(own) - len(fresh) - len(disputed))
+
     def notes(self, names: Sequence[str], name: Name) -> list[str]:
         """What the user should know, if anything; ``names``: the class of each image."""
-        return [*self.notes_of_contradictory(names, name), *self._of_mistaught(names, name)]
+        return [*self.notes_of_contradictory(names, name), *self.notes_of_mistaught(names, name)]
 
     def notes_of_contradictory(self, names: Sequence[str], name: Name) -> list[str]:
         if not self.contradictory:
@@ -44,15 +52,16 @@ class Sorting:
             "the folder again with --more"
         ]
 
-    def _of_mistaught(self, names: Sequence[str], name: Name) -> list[str]:
+    def notes_of_mistaught(self, names: Sequence[str], name: Name) -> list[str]:
         if not self.mistaught:
             return []
         places = [f"{name(i)} (taught as {before!r}, now {names[i]!r})" for i, before in self.mistaught]
         stay = "1 image stays" if len(places) == 1 else f"{len(places):,} images stay"
         return [
             f"{stay} what the model was taught before, since it cannot unlearn one image: {_few(places)}. "
-            "To correct it, `morecl undo` the lesson that taught it, or `morecl forget` the class "
-            f"{shortened(sorted({before for _, before in self.mistaught}))}; then teach the folder again with --more"
+            "To correct it, `morecl undo` the lesson that taught it, which also takes back later lessons, or "
+            f"`morecl forget` the class {shortened(sorted({before for _, before in self.mistaught}))}; then teach the "
+            "folder again with --more. If it was the first lesson, teach a new model"
         ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, shortened
 from morecl.classifier.plan import Plan, plan, within
-from morecl.classifier.reading import Report, name_of, read
+from morecl.classifier.reading import Read, Report, name_of, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError
@@ -36,13 +36,19 @@ Action = Literal["learn", "add"]
 class NothingNewError(InputError):
     """Of the images of ``classes``, none is left to learn, and ``why``.
 
-    ``is_known``: all classes are known, and some of the images. To teach a folder again is then no mistake.
+    ``is_known``: each image was seen before in its class. To teach a folder again is then no mistake.
+    ``skipped``: the images of the lesson that could not be read.
     """
 
-    def __init__(self, classes: Sequence[str], why: str, *, is_known: bool):
+    def __init__(self, classes: Sequence[str], why: str, is_known: bool, skipped: Sequence[str] = ()):
         super().__init__(f"nothing to learn of {shortened(classes)}: {why}")
+        self.classes = tuple(classes)
         self.why = why
         self.is_known = is_known
+        self.skipped = tuple(skipped)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.classes, self.why, self.is_known, self.skipped)
 
 
 @dataclass(frozen=True)
@@ -141,24 +147,109 @@ def count_new(classifier: Classifier, images: Any, labels: Sequence[str], readin
     return len(_material(classifier, "add", *labelled(images, labels), False, reading).names)
 
 
-def contradictory(
-    classifier: Classifier, images: Sequence[Any], names: Sequence[str], reading: Report | None = None
-) -> tuple[set[int], list[str]]:
-    """Positions of images whose picture is in several classes, and what to tell the user. A lesson finds those among
-    its own images; this is for images that go to several lessons.
+@dataclass(frozen=True)
+class Course:
+    """Images of classes it knows and of new ones as two lessons, by their positions: first ``add``, then ``learn``."""
+
+    add: list[int]
+    learn: list[int]
+    notes: tuple[str, ...] = ()  # on images that are in neither lesson
+    skipped: tuple[str, ...] = ()  # those of them that could not be read
+
+
+def course(
+    classifier: Classifier, images: Any, names: Sequence[str], *, more: bool, reading: Report | None = None
+) -> Course:
+    """Divide images into lessons so that each has something to learn; classes it knows are left alone unless ``more``.
+
+    A lesson finds pictures in several classes among its own images. If there are known and new classes, they are found
+    here and are in neither lesson, also if the known classes are left alone.
+
+    Raises:
+        InputError: a new class cannot be learned, because of its name or because no image of it is left.
     """
-    found = read(images, classifier.side, reading)
-    readable = [names[i] for i in found.positions.tolist()]
-    sorting = duplicates.sort_out(holding.fingerprints(found.images), readable, _taught(classifier))
+    known = set(classifier.classes)
+    old = [i for i, name in enumerate(names) if name in known]
+    new = [i for i, name in enumerate(names) if name not in known]
+    if not old or not new:
+        return Course(old if more else [], new)
+    taught = {names[i] for i in old}
+    given = set(names) if more else set(names) - known
+    for name in set(names) - known:
+        check_name(name)
+    looked = _Looked.at(classifier, images, names, reading)
+    if empty := [name for name in looked.empty() if name not in known]:
+        raise looked.nothing_new(empty, "learn", given)
+    disputed = set(looked.found.positions[looked.sorting.disputed].tolist())
+    notes = looked.sorting.of(given, looked.readable).notes_of_contradictory(looked.readable, looked.name)
+    learn = [i for i in new if i not in disputed]
+    if not more:
+        return Course([], learn, tuple(notes))
+    if taught.issubset(looked.empty()):
+        of_taught = looked.sorting.of(taught, looked.readable)
+        why = looked.why_empty(taught, of_taught.notes_of_mistaught(looked.readable, looked.name))
+        notes.append(f"nothing new of {shortened(sorted(taught))}: {why}")
+        return Course([], learn, tuple(notes), looked.skipped(taught))
+    return Course([i for i in old if i not in disputed], learn, tuple(notes))
 
-    def name(position: int) -> str:
-        return _name(images, int(found.positions[position]))
 
-    return set(found.positions[sorting.disputed].tolist()), sorting.notes_of_contradictory(readable, name)
+@dataclass(frozen=True)
+class _Looked:
+    """Images that were read and sorted out."""
 
+    source: Any
+    names: Sequence[str]  # the class of each image of ``source``
+    found: Read
+    prints: NDArray[np.uint64]  # of those that could be read, as are the positions in ``sorting``
+    sorting: Sorting
 
-def _name(images: Any, index: int) -> str:
-    return name_of(images[index]) or f"image {index}"
+    @classmethod
+    def at(cls, classifier: Classifier, source: Any, names: Sequence[str], reading: Report | None) -> _Looked:
+        found = read(source, classifier.side, reading)
+        prints = holding.fingerprints(found.images)
+        readable = [names[i] for i in found.positions.tolist()]
+        return cls(source, names, found, prints, duplicates.sort_out(prints, readable, _taught(classifier)))
+
+    @property
+    def readable(self) -> list[str]:
+        return [self.names[i] for i in self.found.positions.tolist()]
+
+    def name(self, position: int) -> str:
+        return self._name_given(int(self.found.positions[position]))
+
+    def empty(self) -> list[str]:
+        """Classes of which no image is left to learn."""
+        readable = self.readable
+        left = {readable[i] for i in self.sorting.fresh.tolist()}
+        return [name for name in dict.fromkeys(self.names) if name not in left]
+
+    def skipped(self, classes: Collection[str]) -> tuple[str, ...]:
+        """The images of ``classes`` that could not be read, and why."""
+        found = [(i, reason) for i, reason in self.found.problems if self.names[i] in classes]
+        return tuple(f"{self._name_given(i)}: {reason}" for i, reason in found)
+
+    def why_empty(self, classes: Collection[str], notes: Sequence[str] = ()) -> str:
+        """Why no image of ``classes`` is left to learn."""
+        own, lost = self.sorting.of(classes, self.readable), self.skipped(classes)
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        unreadable = [f"could not be read ({lost[0]}{more})"] if lost else []
+        reasons = ["was seen before"] if own.duplicates else []
+        reasons += ["is in several classes"] if own.contradictory else []
+        if not reasons:
+            return f"its images {unreadable[0]}"
+        return ". ".join([f"every image {', or '.join([*reasons, *unreadable])}", *notes])
+
+    def nothing_new(self, classes: Sequence[str], action: Action, given: Collection[str]) -> NothingNewError:
+        """The error that says so of ``classes``, of all those ``given`` to a lesson."""
+        own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
+        notes = own.notes(self.readable, self.name)
+        if action == "learn" and own.mistaught:
+            notes.append("If the folder of a class was renamed, `morecl rename` renames the class")
+        is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
+        return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
+
+    def _name_given(self, index: int) -> str:
+        return name_of(self.source[index]) or f"image {index}"
 
 
 def _material(
@@ -166,27 +257,18 @@ def _material(
 ) -> Material:
     """Read the images, leave out those seen before or in several classes, and choose which are held back."""
     _check_names(classifier, action, names)
-    found = read(source, classifier.side, reading)
-    skipped = {i: f"{_name(source, i)}: {reason}" for i, reason in found.problems}
-    prints = holding.fingerprints(found.images)
-    readable = [names[i] for i in found.positions.tolist()]
-    sorting = duplicates.sort_out(prints, readable, _taught(classifier))
-    notes = tuple(sorting.notes(readable, lambda position: _name(source, int(found.positions[position]))))
+    looked = _Looked.at(classifier, source, names, reading)
+    given, readable, sorting = set(names), looked.readable, looked.sorting
     taken = [readable[i] for i in sorting.fresh.tolist()]
-    left = set(taken)
-    lost = [text for i, text in skipped.items() if names[i] not in left]
-    empty = [name for name in dict.fromkeys(names) if name not in left]
-    if empty and (action == "learn" or not left):  # of classes it knows, some may have nothing new
-        is_known = action == "add" and sorting.duplicates > 0
-        if action == "learn" and sorting.mistaught:
-            notes = (*notes, "If the folder of a class was renamed, `morecl rename` renames the class")
-        raise NothingNewError(empty, _why(sorting, lost, notes), is_known=is_known)
+    empty = looked.empty()
+    if empty and (action == "learn" or not taken):  # of classes it knows, some may have nothing new
+        raise looked.nothing_new(empty, action, given)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
-    images = some(found.images, sorting.fresh)
-    unreadable = tuple(skipped.values())
-    return Material(images, taken, prints[sorting.fresh], held, sorting.duplicates, unreadable, notes)
+    images, prints = some(looked.found.images, sorting.fresh), looked.prints[sorting.fresh]
+    notes = tuple(sorting.notes(readable, looked.name))
+    return Material(images, taken, prints, held, sorting.duplicates, looked.skipped(given), notes)
 
 
 def _taught(classifier: Classifier) -> dict[int, str]:
@@ -208,17 +290,6 @@ def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -
     if action == "add" and len(known) < len(given):
         new = [name for name in given if name not in known]
         raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
-
-
-def _why(sorting: Sorting, lost: Sequence[str], notes: Sequence[str]) -> str:
-    """Why classes have no image left to learn; ``lost``: their unreadable images."""
-    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-    unreadable = [f"could not be read ({lost[0]}{more})"] if lost else []
-    reasons = ["was seen before"] if sorting.duplicates else []
-    reasons += ["is in several classes"] if sorting.contradictory else []
-    if not reasons:
-        return f"its images {unreadable[0]}"
-    return ". ".join([f"every image {', or '.join([*reasons, *unreadable])}", *notes])
 
 
 def _configure(learner: Learner, planned: Plan) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,22 +79,24 @@ def teach(order: Order, say: Say) -> None:
         lessons = lesson(classifier, images, order.names, order.more, say)
         say({"step": "saving", "share": 0.97})
         action = "learn" if any(one.action == "learn" for one in lessons) else "add"
-        number = folder.commit(classifier, action, listed(list(dict.fromkeys(order.names))))
+        number = folder.commit(classifier, action, listed([name for one in lessons for name in one.classes]))
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
 
 
 def lesson(classifier: Classifier, images: ImageArray, names: list[str], more: bool, say: Say) -> list[Lesson]:
     """Further images of classes it knows first, if ``more``; then new classes."""
-    known = set(classifier.classes) if more else set[str]()
-    old = [i for i, name in enumerate(names) if name in known]
-    new = [i for i, name in enumerate(names) if name not in known]
-    lessons = []
-    if old:
-        listener = _listener(say, 0.0, 0.5 if new else 1.0)
-        lessons.append(classifier.add(images[old], [names[i] for i in old], listener=listener))
-    if new:
-        listener = _listener(say, 0.5 if old else 0.0, 1.0)
-        lessons.append(classifier.learn(images[new], [names[i] for i in new], listener=listener))
+    from morecl.classifier.lesson import Course, course
+
+    everything = list(range(len(names)))
+    found = course(classifier, images, names, more=True) if more else Course([], everything)
+    lessons: list[Lesson] = []
+    if found.add:
+        listener = _listener(say, 0.0, 0.5 if found.learn else 1.0)
+        lessons.append(classifier.add(images[found.add], [names[i] for i in found.add], listener=listener))
+    if found.learn:
+        listener = _listener(say, 0.5 if found.add else 0.0, 1.0)
+        lessons.append(classifier.learn(images[found.learn], [names[i] for i in found.learn], listener=listener))
+    lessons[0] = replace(lessons[0], notes=(*found.notes, *lessons[0].notes))
     return lessons
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 import tiny
 from morecl.classifier import Answer, Classifier
+from morecl.classifier.lesson import NothingNewError
 from morecl.errors import InputError
 from morecl.labels import Forgotten
 from morecl.progress import EpochDone
@@ -175,6 +177,43 @@ def test_a_class_of_which_every_picture_is_in_another_says_so() -> None:
     with pytest.raises(InputError, match=r"nothing to learn of 'bee': every image is in several classes\. 2 pictures"):
         made.learn(images + images[:2], [*names, "bee", "bee"])
     assert made.classes == []
+
+
+def test_reasons_are_those_of_the_classes_of_which_nothing_is_left(tmp_path: Path) -> None:
+    made = classifier()
+    images, names = photos("ant", count=6)
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"bad")
+    with pytest.raises(NothingNewError, match=r"^nothing to learn of 'bee': its images could not be read") as error:
+        made.learn([*images, images[0], bad], [*names, "ant", "bee"])
+    assert "seen before" not in str(error.value) and error.value.skipped[0].startswith(f"{bad}: ")
+    with pytest.raises(NothingNewError, match="could not be read") as error:  # 'ant' and 'cat' dispute, 'bee' does not
+        made.learn([*images, images[0], *photos("cat", count=2)[0], bad], [*names, "cat", "cat", "cat", "bee"])
+    assert "several classes" not in str(error.value)
+
+
+def test_only_images_seen_in_their_class_are_nothing_new(tmp_path: Path) -> None:
+    made = taught(("ant", "bee"))
+    images, names = photos("ant", "bee")
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"bad")
+    (disputed,) = photos("ant", draw=5, count=1)[0]
+    cases: list[tuple[list[Any], list[str], bool]] = [
+        ([], [], True),
+        ([bad], ["ant"], False),
+        ([disputed, disputed], ["ant", "bee"], False),
+        ([images[0]], ["bee"], False),
+    ]
+    for more, classes, is_known in cases:
+        with pytest.raises(NothingNewError, match="every image was seen before") as error:
+            made.add([*images, *more], [*names, *classes])
+        assert error.value.is_known is is_known, classes
+
+
+def test_the_error_that_nothing_is_new_survives_pickling() -> None:
+    error = NothingNewError(["ant", "bee"], "so it is", True, ["x.png: broken"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is NothingNewError and str(copy) == str(error) and vars(copy) == vars(error)
 
 
 def test_a_picture_taught_under_a_wrong_class_is_named() -> None:

@@ -47,4 +47,16 @@ def test_notes_name_a_few_and_count_the_others() -> None:
     assert "2.png ('a') and 7.png ('b'); and 2 more. Remove the wrong files" in several and "3.png" not in several
     assert stay.startswith("4 images stay what the model was taught before")
     assert "10.png (taught as 'a', now 'c')" in stay and "; and 1 more. " in stay and "13.png" not in stay
-    assert "`morecl forget` the class 'a', 'b'; then teach the folder again with --more" in stay
+    assert "`morecl undo` the lesson that taught it, which also takes back later lessons, or `morecl forget`" in stay
+    assert "`morecl forget` the class 'a', 'b'; then teach the folder again with --more. " in stay
+    assert stay.endswith("If it was the first lesson, teach a new model")
+
+
+def test_what_is_said_of_some_classes_leaves_out_the_others() -> None:
+    prints = np.array([0, 0, 1, 1, 2, 3, 4, 4], np.uint64)
+    names = ["a", "b", "c", "a", "c", "c", "c", "c"]
+    found = sort_out(prints, names, {2: "a"}).of({"b", "c"}, names)
+    assert found.fresh.tolist() == [5, 6] and found.disputed.tolist() == [1, 2]
+    assert found.contradictory == [[0, 1], [2, 3]] and found.mistaught == [(4, "a")] and found.duplicates == 2
+    only = sort_out(prints, names, {2: "a"}).of({"b"}, names)
+    assert only.contradictory == [[0, 1]] and not only.mistaught and only.duplicates == 0

@@ -121,6 +121,35 @@ def test_more_images_of_a_known_class_and_a_new_one_are_one_version(serve: Serve
     assert ModelFolder(model).versions()[-1].number == 3
 
 
+def test_a_picture_in_a_known_and_a_new_class_is_learned_as_neither(serve: Serve) -> None:
+    _, client = serve(QUICK)
+    files = [*pictures(0, 10, draw=4), *pictures(NEW, 20)]
+    names = [CLASSES[0]] * 10 + ["green frog"] * 20
+    done = ended(client, teach(client, [*files, files[0]], name=[*names, "green frog"], more="true"))
+    assert done["state"] == "done", done
+    assert [(one["action"], sum(one["classes"].values()) + one["held_back"]) for one in done["lessons"]] == [
+        ("add", 9),
+        ("learn", 20),
+    ]
+    (note,) = done["lessons"][0]["notes"]
+    assert f"in several classes at once: image 0 ({CLASSES[0]!r}) and image 30 ('green frog')" in note
+
+
+def test_new_classes_are_learned_though_nothing_of_the_known_ones_is_new(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    seen = pictures(0, 10, draw=4)
+    assert ended(client, teach(client, seen, name=CLASSES[0], more="true"))["state"] == "done"
+    names = [CLASSES[0]] * 10 + ["green frog"] * 20
+    done = ended(client, teach(client, [*seen, *pictures(NEW, 20)], name=names, more="true"))
+    assert done["state"] == "done", done
+    (lesson,) = done["lessons"]
+    assert lesson["classes"] == {"green frog": 16}
+    assert lesson["notes"] == [f"nothing new of {CLASSES[0]!r}: every image was seen before"]
+    assert ModelFolder(model).versions()[-1].what == "green frog"
+    again = ended(client, teach(client, seen, name=CLASSES[0], more="true"))
+    assert again["state"] == "failed" and "every image was seen before" in again["error"]
+
+
 def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, model: Path) -> None:
     _, client = serve(SLOW)
     before = {file: file.read_bytes() for file in model.rglob("*") if file.is_file()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,15 +92,11 @@ def learn(
             if is_new != (not store.exists()):
                 raise InputError(f"another process has just made {model}; repeat the command")
             classifier = _created(choices, device) if is_new else store.load(device=device)
-            lessons = _lessons(classifier, names, more)
-            if len(lessons) > 1:
-                files, names = teacher.without_contradictions(classifier, files, names)
-                lessons = _lessons(classifier, names, more)
+            lessons = teacher.lessons(classifier, files, names, more)
             if not lessons:
                 teacher.expect_nothing_new(classifier, files, names)
             for action, chosen in lessons:
-                own = [files[i] for i in chosen], [names[i] for i in chosen]
-                teacher.teach(classifier, action, *own, is_last=action == lessons[-1][0])
+                teacher.teach(classifier, action, [files[i] for i in chosen], [names[i] for i in chosen])
     except KeyboardInterrupt:
         exit_interrupted(teacher.kept())
 
@@ -132,22 +128,6 @@ def _created(choices: dict[str, Any], device: str | None) -> Classifier:
     return Classifier.create(say=error_line, **given, **settings)
 
 
-def _lessons(classifier: Classifier, names: Sequence[str], more: bool) -> list[tuple[str, list[int]]]:
-    """What to do with the images of these classes: ("add" or "learn", their positions). Nothing if it knows all of
-    them and is not asked for ``more``.
-    """
-    known = set(classifier.classes)
-    old = [i for i, name in enumerate(names) if name in known]
-    new = [i for i, name in enumerate(names) if name not in known]
-    taught = list(dict.fromkeys(names[i] for i in old))
-    if old and new and not more:
-        from morecl.classifier.names import shortened
-
-        error_line(f"left alone, since it knows them: {shortened(taught)}; --more takes in further images of them")
-    lessons = [("add", old)] if old and more else []
-    return [*lessons, *([("learn", new)] if new else [])]
-
-
 class _Teacher:
     """Gives the lessons, shows their progress and result, and makes each of them a version."""
 
@@ -175,27 +155,32 @@ class _Teacher:
             return "nothing has changed"
         return f"version {self._version} has the further images; the new classes were not learned"
 
-    def without_contradictions(
-        self, classifier: Classifier, files: list[Path], names: list[str]
-    ) -> tuple[list[Path], list[str]]:
-        """The images of several lessons without pictures that are in several classes, which the user is told.
+    def lessons(
+        self, classifier: Classifier, files: list[Path], names: list[str], more: bool
+    ) -> list[tuple[str, list[int]]]:
+        """What to do with these images: ("add" or "learn", their positions). Nothing if it knows all classes and is
+        not asked for ``more``. The user is told which images are left out.
 
         Raises:
-            InputError: a new class has no other images.
+            InputError: a new class has nothing to learn.
         """
-        from morecl.classifier.lesson import contradictory
+        from morecl.classifier.lesson import NothingNewError, course
         from morecl.classifier.names import shortened
 
-        with _watching(self._console) as display:
-            disputed, notes = contradictory(classifier, files, names, display.reading)
-        rest = [i for i in range(len(files)) if i not in disputed]
-        left = {*classifier.classes, *(names[i] for i in rest)}
-        if empty := [name for name in dict.fromkeys(names) if name not in left]:
-            why = ". ".join(["every image is in several classes", *notes])
-            raise InputError(f"nothing to learn of {shortened(empty)}: {why}")
-        for note in notes:
+        known = set(classifier.classes)
+        taught = [name for name in dict.fromkeys(names) if name in known]
+        if taught and not more and not known.issuperset(names):
+            error_line(f"left alone, since it knows them: {shortened(taught)}; --more takes in further images of them")
+        try:
+            with _watching(self._console) as display:
+                found = course(classifier, files, names, more=more, reading=display.reading)
+        except NothingNewError as error:
+            name_unreadable(error.skipped)
+            raise
+        name_unreadable(found.skipped)
+        for note in found.notes:
             error_line(f"{note}.")
-        return [files[i] for i in rest], [names[i] for i in rest]
+        return [(action, chosen) for action, chosen in (("add", found.add), ("learn", found.learn)) if chosen]
 
     def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
         """Raise :class:`InputError` if there are further images of the classes, which it was not asked to take in."""
@@ -215,12 +200,13 @@ class _Teacher:
 
     def _say_nothing_new(self, error: NothingNewError) -> None:
         if not error.is_known:
+            name_unreadable(error.skipped)
             raise error
         version = self._store.versions()[-1].number
         text = f"nothing new in {self._folder}: {error.why}. {self._store.path} stays at version {version}"
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str], *, is_last: bool) -> None:
+    def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str]) -> None:
         from morecl.classifier.lesson import NothingNewError
         from morecl.classifier.names import shortened
 
@@ -235,10 +221,7 @@ class _Teacher:
                 what = shortened(list(lesson.classes))
                 self._version = self._store.commit(classifier, action, what, keep=self._keep)
         except NothingNewError as error:
-            if is_last:
-                self._say_nothing_new(error)
-            else:
-                error_line(str(error))
+            self._say_nothing_new(error)
             return
         name_unreadable(lesson.skipped)
         show_lesson(self._console, classifier, lesson)
