@@ -658,7 +658,7 @@ def test_undo_leaves_a_damaged_version(story: Story, tmp_path: Path) -> None:
     model = Path(shutil.copytree(story.model, tmp_path / "model"))
     (model / "versions" / "2" / "learner.json").unlink()
     done = call("predict", model, story.test / "0")
-    assert done.code == 2 and f"`morecl undo {model}` goes back to version 1" in done.words
+    assert done.code == 2 and f"`morecl undo {model}` removes it and goes back to version 1" in done.words
     assert call("undo", model).code == 0
     assert call("predict", model, story.test / "0").code == 0
 
