@@ -15,6 +15,8 @@ from morecl.nn.capture import CapturedStep
 from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone, Listener
 
+WholeEpoch = Callable[[Iterable[Batch]], tuple[Tensor, int]]  # see :func:`fit`
+
 
 class ProtectedSGD(torch.optim.Optimizer):
     """SGD with momentum in which a parameter may have a gate in [0, 1] that multiplies its *update* (MORE, Eq. 11).
@@ -79,6 +81,7 @@ def fit(
     after_backward: Callable[..., None] | None = None,
     after_step: Callable[[], None] | None = None,
     capture: bool = False,
+    whole: WholeEpoch | None = None,
 ) -> None:
     """Run ``epochs`` passes: for each batch of ``batches(epoch)`` minimise ``loss(*batch)``.
 
@@ -90,6 +93,8 @@ def fit(
         capture: once two batches in a row have the same shapes, record the step as a CUDA graph and replay it; batches
             of other shapes run without one. Nothing in the step may depend on the host, and running it twice on the
             same batch must change nothing more, except for what the optimiser changes.
+        whole: takes all steps of an epoch at once instead, from its batches: the same steps as those of ``loss`` and
+            ``optimizer``. Returns the sum of the losses and the number of steps.
 
     Raises:
         DivergedError: the mean loss of an epoch, or a parameter at the end, is not finite.
@@ -107,12 +112,18 @@ def fit(
         return value.detach()
 
     run = Capturing(step, optimizer.tensors()) if capture else step
-    for epoch in range(epochs):
-        started, total, steps = time.perf_counter(), torch.zeros(()), 0
-        for batch in batches(epoch):
+
+    def one_by_one(batches: Iterable[Batch]) -> tuple[Tensor, int]:
+        total, steps = torch.zeros(()), 0
+        for batch in batches:
             value = run(batch)
             total = value.clone() if steps == 0 else total + value
             steps += 1
+        return total, steps
+
+    for epoch in range(epochs):
+        started = time.perf_counter()
+        total, steps = (whole or one_by_one)(batches(epoch))
         mean = float(total) / steps  # the only wait for the device in an epoch
         if not math.isfinite(mean):
             raise DivergedError(

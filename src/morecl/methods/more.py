@@ -48,6 +48,7 @@ from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
 from morecl.methods.sharing import power_of_two
+from morecl.nn.head_steps import in_kernel
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.pictures import Pictures
@@ -235,12 +236,16 @@ class More(ReplayLearner):
             errors = errors.view(len(heads), -1) * share[:, index]
             return (errors * w).sum() / w.sum()  # the sum over heads of each head's mean
 
+        lr, momentum = rate * config.back_update_lr, config.back_update_momentum
+        optimizer = ProtectedSGD([weight, bias], lr, momentum)
+        size = config.back_update_batch_size
         self._fit(
             loss,
             batches,
             task=task,
             listener=listener,
-            optimizer=ProtectedSGD([weight, bias], rate * config.back_update_lr, config.back_update_momentum),
+            optimizer=optimizer,
+            whole=in_kernel(X, y, share, optimizer.tensors(), lr=lr, momentum=momentum, batch_size=size),
             epochs=more_epochs * config.back_update_epochs,
             stage=stage,
             speed=False,

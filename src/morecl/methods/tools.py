@@ -25,7 +25,7 @@ from morecl.parallel import Group, divided
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.task import TaskData
-from morecl.training import Batch, Capturing, ProtectedSGD, equal_batches, fit, row_batches
+from morecl.training import Batch, Capturing, ProtectedSGD, WholeEpoch, equal_batches, fit, row_batches
 
 NormWeights = Norms | tuple[Tensor, Tensor]
 
@@ -120,6 +120,7 @@ class TrainingTools:
         speed: bool = True,
         after_backward: Callable[..., None] | None = None,
         after_step: Callable[[], None] | None = None,
+        whole: WholeEpoch | None = None,
     ) -> None:
         """Minimise ``loss(*batch)`` over the batches of ``batches(epoch)``. See :func:`morecl.training.fit`.
 
@@ -128,6 +129,7 @@ class TrainingTools:
             optimizer, epochs: :meth:`_optimizer` and ``config.epochs`` if not given.
             speed: report images per second; meaningless where features and not images are trained on.
             stage: a name for anything but the main training of the task, see :class:`morecl.progress.EpochDone`.
+            whole: a kernel that takes all steps of an epoch, used where code is compiled and captured.
         """
         fit(
             loss,
@@ -141,6 +143,7 @@ class TrainingTools:
             after_backward=after_backward,
             after_step=after_step,
             capture=self.captured,
+            whole=whole if self.captured and self.compiled else None,
         )
 
     def _fit_rows(
