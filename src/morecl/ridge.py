@@ -8,6 +8,9 @@ standard deviation of the first features added. With G = sum phi phi^T (m, m) an
 Sums do not care in which order or in how many tasks the images came, so W is what all images at once would give, as
 long as the features z of an image never change (McDonnell et al., RanPAC, NeurIPS 2023).
 
+An image of a class that was forgotten stays in G, since all weights would change without it. If it is added again, its
+former part is taken out of G. To recognise it, a sketch of every image is kept: ``SKETCH`` projections of its features.
+
 Strength r and the temperature that turns outputs into probabilities are chosen by leaving out one image at a time, in
 closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its outputs without itself in the sums are
 
@@ -16,8 +19,9 @@ closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its out
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +31,9 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of
 LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
+SKETCH = 16  # numbers kept of each image
+SAME = 1e-3  # mean squared difference of two sketches of one picture, at most: they differ by rounding
+NO_CLASS = -1  # column of an image whose class was forgotten
 AT_ONCE = 2**28  # random features, 2 GiB, up to which those of all images are held where that is faster
 
 T = TypeVar("T")
@@ -44,6 +51,8 @@ class Ridge(nn.Module):
     """The sums, and the classifier that :meth:`solve` makes from them.
 
     ``gram`` holds the upper triangle of G, row after row, m (m + 1) / 2 numbers in float64: half of what G takes.
+    ``sketches`` (N, SKETCH), ``columns`` and ``weights`` (N,) are of the images in G, if classes may be forgotten;
+    ``unsketched`` (C,) are classes of which a morecl without sketches has added images.
     """
 
     projection: Tensor
@@ -51,13 +60,21 @@ class Ridge(nn.Module):
     gram: Tensor
     cross: Tensor
     weight: Tensor
+    sketching: Tensor
+    sketches: Tensor
+    columns: Tensor
+    weights: Tensor
+    unsketched: Tensor
     place: Tensor
     sharpness: Tensor
 
-    def __init__(self, dim: int, width: int, generator: torch.Generator):
-        """``width``: m. ``generator`` draws R on the CPU, so it is the same on every device and need not be saved."""
+    def __init__(self, dim: int, width: int, generator: torch.Generator, *, forgets: bool = False):
+        """``width``: m. ``generator`` draws R on the CPU, so it is the same on every device and need not be saved.
+
+        ``forgets``: keep the sketches that :meth:`drop` needs.
+        """
         super().__init__()
-        self.width = width
+        self.width, self.forgets = width, forgets
         self.register_buffer("projection", torch.randn(dim, width, generator=generator), persistent=False)
         self.register_buffer("scale", torch.zeros((), dtype=torch.float64))  # 0: nothing was added yet
         self.register_buffer("gram", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
@@ -65,6 +82,12 @@ class Ridge(nn.Module):
         self.register_buffer("weight", torch.zeros(width, 0))
         self.register_buffer("place", torch.tensor(len(STRENGTHS) // 2))  # of the strength chosen last
         self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
+        if forgets:
+            self.register_buffer("sketching", torch.randn(dim, SKETCH, generator=generator), persistent=False)
+            self.register_buffer("sketches", torch.zeros(0, SKETCH))
+            self.register_buffer("columns", torch.zeros(0, dtype=torch.int64))
+            self.register_buffer("weights", torch.zeros(0, dtype=torch.float64))
+            self.register_buffer("unsketched", torch.zeros(0, dtype=torch.bool))
 
     @property
     def classes(self) -> int:
@@ -74,14 +97,27 @@ class Ridge(nn.Module):
         """Make room for ``classes`` more."""
         self.cross = F.pad(self.cross, (0, classes))
         self.weight = F.pad(self.weight, (0, classes))
+        if self.forgets:
+            self.unsketched = F.pad(self.unsketched, (0, classes))
 
     def clear(self) -> None:
         """Forget all images; room for the classes stays."""
         for part in (self.scale, self.gram, self.cross):
             part.zero_()
+        if self.forgets:
+            self._keep(torch.zeros_like(self.columns, dtype=torch.bool))
+            self.unsketched.zero_()
 
     def drop(self, column: int) -> None:
         """Forget a class: it has no sum and no weights any more. Its images stay in G, so other weights stay."""
+        if self.unsketched[column]:
+            warnings.warn(
+                "the sums of this model were made before morecl kept what it takes to recognise forgotten images: if "
+                "images of the forgotten class are taught again, they count twice",
+                stacklevel=2,
+            )
+        self.columns[self.columns == column] = NO_CLASS
+        self.unsketched[column] = False
         self.cross[:, column] = 0
         self.weight[:, column] = 0
 
@@ -98,13 +134,44 @@ class Ridge(nn.Module):
             self.scale.copy_(spread(features))
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
+        weights = weights.double()
+        former = torch.zeros_like(weights)  # what each image counts in G already, as one of no class
+        if self.forgets:
+            sketches = self._sketched(features)
+            former = self._take_out(sketches)
+            self.sketches = torch.cat([self.sketches, sketches])
+            self.columns = torch.cat([self.columns, columns])
+            self.weights = torch.cat([self.weights, weights])
         gram = unpacked(self.gram, self.width)
-        for z, column, w in zip(features.split(CHUNK), columns.split(CHUNK), weights.split(CHUNK), strict=True):
+        parts = (part.split(CHUNK) for part in (features, columns, weights, former))
+        for z, column, w, before in zip(*parts, strict=True):
             phi = self.random_features(z).double()  # (n, m)
-            weighted = phi * w.double()[:, None]
-            gram.addmm_(phi.mT, weighted)
-            self.cross.addmm_(weighted.mT, F.one_hot(column, self.classes).double())
+            gram.addmm_(phi.mT, phi * (w - before)[:, None])
+            self.cross.addmm_((phi * w[:, None]).mT, F.one_hot(column, self.classes).double())
         self.gram.copy_(packed(gram))
+
+    def _sketched(self, features: Tensor) -> Tensor:
+        """(N, D) -> (N, SKETCH), float32: squared differences are on average those of features, in units of s^2."""
+        return features.float() @ self.sketching / (features.shape[1] ** 0.5 * self.scale.float())
+
+    def _take_out(self, sketches: Tensor) -> Tensor:
+        """Let go of forgotten images that come again, (N, SKETCH); what each of them counts in G, (N,), float64."""
+        former = torch.zeros(len(sketches), dtype=torch.float64, device=sketches.device)
+        forgotten = (self.columns == NO_CLASS).nonzero()[:, 0]
+        kept = torch.ones_like(self.columns, dtype=torch.bool)
+        for part in forgotten.split(CHUNK):
+            found = [torch.cdist(self.sketches[part], some).min(1) for some in sketches.split(CHUNK)]
+            nearest, chunk = torch.stack([each.values for each in found]).min(0)
+            which = torch.stack([each.indices for each in found]).gather(0, chunk[None])[0] + CHUNK * chunk
+            again = nearest.square() / SKETCH < SAME
+            former.index_add_(0, which[again], self.weights[part[again]])
+            kept[part[again]] = False
+        self._keep(kept)
+        return former
+
+    def _keep(self, kept: Tensor) -> None:
+        for name in ("sketches", "columns", "weights"):
+            setattr(self, name, getattr(self, name)[kept])
 
     @torch.no_grad()
     def solve(
@@ -156,6 +223,24 @@ class Ridge(nn.Module):
         """Outputs of all classes: (N, D) -> (N, C), float64."""
         parts = [self.random_features(z) @ self.weight for z in features.split(CHUNK)]
         return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """The number of sketches comes from the state; models that were saved before there were any have none."""
+        if self.forgets:
+            names = ("sketches", "columns", "weights")
+            if f"{prefix}columns" not in state_dict and f"{prefix}cross" in state_dict:
+                state_dict[f"{prefix}unsketched"] = state_dict[f"{prefix}cross"].any(0)
+            state_dict.setdefault(f"{prefix}unsketched", self.unsketched)
+            for name in names:
+                state_dict.setdefault(prefix + name, getattr(self, name)[:0])
+            columns = state_dict[f"{prefix}columns"]
+            if columns.ndim == 1 and columns.dtype == torch.int64:
+                if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < self.classes:
+                    raise ValueError(f"{prefix}columns names classes that do not exist")
+                for name in names:
+                    own = getattr(self, name)
+                    setattr(self, name, own.new_zeros(len(columns), *own.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def spread(features: Tensor) -> Tensor:

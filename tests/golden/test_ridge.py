@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -28,8 +30,8 @@ def images(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch
     return torch.from_numpy(features).float(), torch.from_numpy(columns)
 
 
-def ridge(classes: int) -> Ridge:
-    made = Ridge(DIM, WIDTH, generator(0, "ridge"))
+def ridge(classes: int, forgets: bool = False) -> Ridge:
+    made = Ridge(DIM, WIDTH, generator(0, "ridge"), forgets=forgets)
     made.grow(classes)
     return made
 
@@ -131,6 +133,79 @@ def test_the_classifier_comes_back_from_its_state() -> None:
     assert "projection" not in made.state_dict()
     again.load_state_dict(made.state_dict())
     assert torch.equal(again(features), made(features))
+
+
+@pytest.mark.parametrize("chunk", [4096, 7])
+def test_a_forgotten_class_that_is_taught_again_counts_once(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("morecl.ridge.CHUNK", chunk)
+    features, columns = images(90, 3)
+    made = ridge(3, forgets=True)
+    weights = torch.where(columns == 1, 2.5, 1.0)
+    made.add(features, columns, weights)
+    phi = random_features(made, features)
+    assert np.allclose(made.gram, packed(torch.from_numpy(phi.T * weights.numpy() @ phi)), rtol=1e-12)
+    made.drop(1)
+    assert not made.cross[:, 1].any()
+    made = loaded(made, 3)
+    made.grow(1)
+    own = np.flatnonzero(columns == 1)
+    nearly = features[own[:-2]] * (1 + 1e-4 * torch.randn(len(own) - 2, DIM, generator=generator(0, "rounding")))
+    made.add(nearly, torch.full((len(nearly),), 3))  # all but two, as another batch computes them
+    counted = np.where(columns == 1, 1.0, weights)
+    counted[own[-2:]] = 2.5  # examples of no class any more
+    onehot = np.eye(4)[np.where(columns == 1, 3, columns)]
+    onehot[own[-2:]] = 0
+    gram, cross = (phi.T * counted) @ phi, (phi.T * counted) @ onehot
+    assert np.abs(unpacked(made.gram, WIDTH).numpy() - gram).max() <= 1e-3 * gram.max()
+    assert np.abs(made.cross.numpy() - cross).max() <= 1e-3 * cross.max()
+    assert np.bincount(made.columns + 1).tolist() == [2, *np.bincount(columns)[[0]], 0, 30, 28]
+
+
+def test_images_like_forgotten_ones_are_added_to_them() -> None:
+    features, columns = images(60, 2)
+    made = ridge(2, forgets=True)
+    made.add(features, columns)
+    made.drop(1)
+    before = unpacked(made.gram, WIDTH).numpy()
+    similar = features[columns == 1] * 1.1
+    made.add(similar, torch.zeros(len(similar), dtype=torch.int64))
+    phi = random_features(made, similar)
+    assert np.allclose(unpacked(made.gram, WIDTH).numpy(), before + phi.T @ phi, rtol=1e-12)
+    assert len(made.columns) == 60 + len(similar)
+    made.clear()
+    assert len(made.columns) == 0 and not made.gram.any()
+
+
+def test_sums_without_sketches_say_so_when_a_class_is_forgotten() -> None:
+    features, columns = images(60, 2)
+    old, made = ridge(2), ridge(2, forgets=True)
+    old.add(features, columns)
+    made.load_state_dict(old.state_dict())  # saved before there were sketches
+    made.grow(1)
+    made.add(*images(30, 2, seed=1))  # further images of these classes, and a new one
+    made.add(features[:5] + 1, torch.full((5,), 2))
+    made = loaded(made, 3)
+    with pytest.warns(UserWarning, match="they count twice"):
+        made.drop(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.drop(1)  # nothing is left of it
+        made.drop(2)
+    made.clear()
+    assert not made.unsketched.any()
+    with_sketches = {key: value for key, value in made.state_dict().items() if key != "unsketched"}
+    again = ridge(3, forgets=True)
+    again.load_state_dict(with_sketches)
+    assert not again.unsketched.any()
+    with pytest.raises(ValueError, match="classes that do not exist"):
+        ridge(1, forgets=True).load_state_dict({**old.state_dict(), "columns": torch.tensor([1])})
+
+
+def loaded(made: Ridge, classes: int) -> Ridge:
+    """The same, saved and loaded."""
+    again = ridge(classes, made.forgets)
+    again.load_state_dict(made.state_dict())
+    return again
 
 
 def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:

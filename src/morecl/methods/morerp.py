@@ -296,7 +296,7 @@ class Morerp(More):
         dim = 2 * self.network.dim
         ridge: Ridge | KernelRidge = KernelRidge(dim, config.kept_features, config.seed)
         if config.projection is not None:
-            ridge = Ridge(dim, config.projection, generator(config.seed, "ridge"))
+            ridge = Ridge(dim, config.projection, generator(config.seed, "ridge"), forgets=True)
         return MorerpRule(
             self._all_tasks,
             config.temperature,

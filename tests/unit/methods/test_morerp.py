@@ -168,6 +168,21 @@ def test_sums_are_those_of_all_images_under_the_first_network() -> None:
     assert np.allclose(learner.rule.ridge.cross.numpy(), cross, rtol=1e-5, atol=1e-4)
 
 
+def test_a_class_that_is_forgotten_and_taught_again_counts_once_in_the_sums(tmp_path: Path) -> None:
+    learner = teach(morerp(projection=SUMS), (0, 1), (2,), (3, 4))
+    before = learner.rule.ridge.gram.clone()
+    learner.forget(2)
+    learner.save(tmp_path / "saved")
+    again: Any = morecl.load(tmp_path / "saved")
+    x, _ = images_of(2)
+    again.learn_task(x, ["two"] * len(x))
+    assert torch.allclose(again.rule.ridge.gram, before, rtol=1e-5, atol=1e-5 * float(before.max()))
+    z = learner.embed(learner.prepare(x), "patches 0")
+    phi = again.rule.ridge.random_features(z).double().sum(0)
+    assert torch.allclose(again.rule.ridge.cross[:, 5], phi, rtol=1e-4, atol=1e-4)
+    assert not again.rule.ridge.cross[:, 2].any()
+
+
 def test_no_more_features_are_kept_than_asked_for() -> None:
     learner = teach(morerp(kept_features=30), (0, 1), (2, 3))  # 8 images of each class
     assert torch.bincount(learner.rule.ridge.columns).tolist() == [7, 7, 7, 7]
