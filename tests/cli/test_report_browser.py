@@ -71,6 +71,24 @@ def test_report_opens_without_a_console_message(tmp_path: Path, width: int, show
     assert measured["overflow"] <= 0  # the page itself never scrolls sideways
 
 
+def test_the_table_of_costs_fits_a_wide_window(tmp_path: Path) -> None:
+    benchmarks = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t", "tinyimagenet-5t")
+    records = [
+        make_record(method, benchmark, seed, seconds={"train": 1400.0 + 20 * seed})
+        for method in ("icarl", "more", "joint")
+        for benchmark in benchmarks
+        for seed in (0, 1)
+    ]
+    measure = """<pre id="measured"></pre><script>
+document.getElementById("measured").textContent = [...document.querySelectorAll(".scroll")]
+  .filter(box => box.scrollWidth > box.clientWidth).map(box => box.ariaLabel + " " + box.scrollWidth).join();
+</script>"""
+    page = tmp_path / "report.html"
+    page.write_text(html(records).replace("</body>", measure + "</body>"), encoding="utf-8")
+    dom, _ = open_page(page, 1400, tmp_path / "profile")
+    assert '<pre id="measured"></pre>' in dom, re.findall(r'<pre id="measured">.*?</pre>', dom)
+
+
 def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("<!doctype html><link rel=icon href=data:,><script>nothing()</script>", encoding="utf-8")

@@ -19,6 +19,7 @@ from morecl.report import plots
 from morecl.report.grid import Column, arrange, columns_of, repetition_values, repetitions
 from morecl.report.labels import figure_labels
 from morecl.report.paper import REFERENCE
+from morecl.report.parts import split
 from morecl.report.plots import Floats, Style
 from morecl.report.tables import stages, stored_numbers
 
@@ -52,8 +53,8 @@ class Drawing:
 
 
 def drawings(records: Sequence[Record]) -> list[Drawing]:
-    """All figures that the records have data for, by benchmark."""
-    grid = arrange([record for record in records if record.method != REFERENCE])
+    """All figures that the records have data for, by benchmark, without what tables show apart."""
+    grid, _ = split(arrange([record for record in records if record.method != REFERENCE]))
     row_styles = {row: plots.row_style(row, place) for place, row in enumerate(grid)}
     found: list[Drawing] = []
     for column in columns_of(grid):

@@ -24,9 +24,11 @@ from morecl.report.paper import (
     paper_settings,
     setting,
     settings,
+    usual_memory,
 )
 
 NOT_A_SETTING = LearnerConfig.with_role("repetition", "machine", "weights")
+HALF_MEMORY = "half memory"
 HELD_OUT = "held-out images"  # in the label of a row that stands beside rows scored on the test set
 
 
@@ -87,10 +89,11 @@ def arrange(records: Sequence[Record]) -> Grid:
     """Records by row and column; those that differ only in seed, class order or machine share a cell.
 
     A setting splits the rows of a method if it takes several values within one column, or if the paper varies it
-    (memory size, back-update, coefficient). Its value is named unless it is the paper's for that benchmark (or, where
-    the paper has none, a switch that is on). Facts outside the config (backbone, number of images) are named only if
-    they still make a difference. Scores on held-out training images never share a row with scores on the test set.
-    Rows of MORE say whose back-update they had if that differs, or on a benchmark of the paper.
+    (memory size, back-update, coefficient). Its value is named unless it is the paper's for that benchmark (where the
+    paper has none: the recipe's memory size, a switch that is on). Facts outside the config (backbone, number of
+    images) are named only if they still make a difference. Scores on held-out training images never share a row with
+    scores on the test set. Rows of MORE say whose back-update they had if that differs, or on a benchmark of the
+    paper.
     """
     mixed = len({record.data.scored_on for record in records}) > 1
     by_method: dict[str, list[Record]] = defaultdict(list)
@@ -186,7 +189,7 @@ def _is_ablated(record: Record, path: str, value: Any) -> bool:
     """Whether the paper varies this setting and its usual value is known."""
     key = path.split(".")[-1]
     if key == "memory_size":
-        return bool(value) and key in paper_settings(record.benchmark)
+        return bool(value) and usual_memory(record.benchmark) is not None
     return key in ("back_update", "coefficient")
 
 
@@ -200,7 +203,8 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     """A setting in words, ``None`` for the usual one."""
     key = path.split(".")[-1]
     words = key.replace("_", " ")
-    theirs = paper_settings(record.benchmark).get(key)
+    usual = usual_memory(record.benchmark) if key == "memory_size" else None
+    theirs = paper_settings(record.benchmark).get(key, usual)
     if value == theirs and theirs is not None:
         return None
     if key == "augment":
@@ -208,7 +212,7 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     if isinstance(value, bool):
         return f"no {words}" if not value else (words if theirs is not None else None)
     if key == "memory_size" and value and theirs == 2 * value:
-        return "half memory"
+        return HALF_MEMORY
     return f"{words} {'none' if value is None else value}"
 
 

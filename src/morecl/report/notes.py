@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from morecl.records import Record
-from morecl.report.grid import HELD_OUT, Grid, arrange, columns_of, repetitions
+from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, repetitions
 from morecl.report.paper import (
     AUTHORS,
     OTHER,
@@ -115,6 +115,11 @@ def _paper_notes(grid: Grid) -> list[str]:
         found.append(f"Not in the paper: {', '.join(absent)}.")
     variants = {row.method for row in grid if row.variant}
     if compared and any(row.method in variants and not row.variant for row in grid):
+        halved = {column for row, cells in grid.items() if HALF_MEMORY in row.variant for column in cells}
+        unknown = [column for column in compared if "memory_size" not in paper_settings(column.benchmark)]
+        guessed = [column.label for column in unknown if column in halved]
+        if guessed:
+            found.append(f"The paper gives no memory size for {', '.join(guessed)}; half memory is half the recipe's.")
         found.append("Where rows of a method differ in a setting, those that do not name it have the paper's value.")
     return found + _back_update_note({back_update(r) for column in compared for r in runs_of[column]})
 

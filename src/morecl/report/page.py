@@ -31,10 +31,10 @@ class Topic:
 
 
 TOPICS = (
-    Topic("accuracy", "Accuracy", ("main", "differences"), ("accuracy",)),
-    Topic("unknown", "Unknown classes", ("ood", "threshold"), ("roc",)),
+    Topic("accuracy", "Accuracy", ("main", "differences", "main-half", "main-ablation", "main-once"), ("accuracy",)),
+    Topic("unknown", "Unknown classes", ("ood", "threshold", "ood-half", "ood-ablation"), ("roc",)),
     Topic("forgetting", "Forgetting", ("tasks", "transfer"), ("matrix",)),
-    Topic("errors", "Task errors", ("errors",), ("errors",)),
+    Topic("errors", "Task errors", ("errors", "errors-ablation"), ("errors",)),
     Topic("cost", "Time and memory", ("cost",), ("time", "entries")),
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from morecl.records import Record
 from morecl.report.grid import Column, Grid, Row, arrange, columns_of, repetitions
 from morecl.report.paper import REFERENCE
+from morecl.report.parts import split
 from morecl.report.tables import TABLE_KINDS, Cell, Metric, Table, build_tables
 
 FEWEST = 3  # pairs of runs that are worth a test
@@ -17,7 +18,7 @@ _METRICS = tuple(m for kind in ("main", "ood") for m in TABLE_KINDS[kind].metric
 
 def all_tables(records: Sequence[Record]) -> list[Table]:
     """The tables of :func:`build_tables`, with the differences after the first."""
-    tables, differences = build_tables(records), difference_table(arrange(records))
+    tables, differences = build_tables(records), difference_table(split(arrange(records))[0])
     return [*tables[:1], *([differences] if differences else []), *tables[1:]]
 
 

@@ -69,6 +69,17 @@ def paper_settings(benchmark: str) -> dict[str, Any]:
     return cast(dict[str, Any], paper()["settings"].get(benchmark, {}))
 
 
+@cache
+def usual_memory(benchmark: str) -> int | None:
+    """The memory size of the paper or, where it gives none, of the packaged recipe; ``None`` without either."""
+    from morecl.data.benchmarks import load_recipe, recipe_names  # takes a quarter of a second
+
+    size = paper_settings(benchmark).get("memory_size")
+    if size is None and benchmark in recipe_names():
+        size = load_recipe(benchmark).settings.get("memory_size")
+    return cast(int | None, size)
+
+
 def settings(record: Record) -> dict[str, Any]:
     """The record's config, flat, without settings that had no effect and with those that came later."""
     flat = flatten(record.config)
@@ -170,7 +181,7 @@ def _condition(record: Record) -> str | None:
         changes.append("other_back_update")
     if setting(record, "coefficient") is False:
         changes.append("no_coefficient")
-    size, size_there = setting(record, "memory_size"), theirs.get("memory_size")
+    size, size_there = setting(record, "memory_size"), usual_memory(record.benchmark)
     if size and size_there and size != size_there:
         changes.append("half_memory" if 2 * size == size_there else "other_memory")
     return "+".join(changes) or "main"

@@ -16,6 +16,7 @@ from morecl import metrics
 from morecl.records import Record
 from morecl.report.grid import Grid, Row, arrange, columns_of, experiment_settings, repetition_values
 from morecl.report.paper import REFERENCE, paper, paper_average, paper_number, same_backbone
+from morecl.report.parts import split
 
 OTHER_BACKBONE = "†"  # marks a number of the paper that is for another backbone
 
@@ -67,6 +68,11 @@ class Cell:
     same_backbone: bool = False  # as the paper's number is for
     note: str = ""  # stands behind the number
     signed: bool = False  # a difference
+
+    @property
+    def constant(self) -> bool:
+        """Whether several runs have the same number."""
+        return self.std == 0
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -123,6 +129,11 @@ class Table:
     def has_paper(self) -> bool:
         """Whether the paper has one of the numbers."""
         return any(cell and cell.paper for cells in self.rows.values() for cell in cells)
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether a number is the same in several runs."""
+        return any(cell and cell.constant for cells in self.rows.values() for cell in cells)
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -240,9 +251,15 @@ TABLE_KINDS = {
 
 
 def build_tables(records: Sequence[Record]) -> list[Table]:
-    """All tables that the records have numbers for."""
-    grid = arrange(with_fwt(records))
+    """All tables that the records have numbers for; those of :func:`morecl.report.parts.split` come last."""
+    grid, parts = split(arrange(with_fwt(records)))
     built = [_table(grid, key, kind) for key, kind in TABLE_KINDS.items()]
+    for part in parts:
+        for key, metrics_shown in part.tables.items():
+            kind = TABLE_KINDS[key]
+            shown = tuple(m for m in kind.metrics if not metrics_shown or m.key in metrics_shown)
+            titled = replace(kind, title=f"{kind.title}, {part.title}", metrics=shown)
+            built.append(_table(part.grid, f"{key}-{part.key}", titled))
     return [table for table in built if table.rows and (table.key != "transfer" or _has(grid, _FWT))]
 
 

@@ -55,6 +55,22 @@ def outline(page: str) -> list[str]:
     return [section or table or figure for section, table, figure in found]
 
 
+def test_a_number_that_never_varies_has_no_deviation() -> None:
+    records = [
+        make_record(method, seed=seed, seconds={"train": 40.0 + seed})
+        for method in ("icarl", "more")
+        for seed in (0, 1)
+    ]
+    page = html(records)
+    cost = page[page.index('aria-label="Table: Time and memory"') :]
+    cost = cost[: cost.index("</table>")]
+    assert cost.count('40.5<span class="std"> ± 0.7</span>') == 2
+    assert "<td>6.12</td>" in cost and "± 0.00" not in page
+    assert "over 2 runs each. Without ±: the same in all runs." in page
+    varying = [record.model_copy(update={"entries": {"heads": 10**6 * (1 + record.seed)}}) for record in records]
+    assert '1.50<span class="std"> ± 0.71</span>' in html(varying)
+
+
 def test_each_topic_has_its_tables_and_then_its_figures() -> None:
     assert outline(html(RECORDS)) == [
         "accuracy", "table", "Accuracy after each task",
