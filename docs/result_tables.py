@@ -7,6 +7,9 @@ A table stands between two marks; the first says what it shows:
 
     <!-- table: means FOLDER DIGITS METRIC... -->    mean over class orders: a row a method, a column a benchmark
     <!-- table: differences FOLDER METHOD -->        METHOD minus the others, and a paired t-test over class orders
+    <!-- table: ranks FOLDER METRIC -->              ours / the paper's, each with its rank
+    <!-- table: halved FOLDER METRIC -->             what half the memory changes, and what it changes in the paper
+    <!-- table: ablation FOLDER -->                  MORE without its parts: ACA / AIA, and errors towards earlier tasks
     <!-- table: rates FOLDER BENCHMARK -->           ACA / AIA on held-out images, a row a method, a column a rate
     <!-- table: variants FOLDER -->                  ACA / AIA of FOLDER/STREAM/VARIANT, a row a variant
     <!-- end of table -->
@@ -25,7 +28,7 @@ from typing import Any
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
 from morecl.report.paired import paired_p
-from morecl.report.paper import BENCHMARKS
+from morecl.report.paper import BENCHMARKS, paper
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -36,6 +39,15 @@ TITLES = {name: method.title for name, method in METHODS.items() if name != "sin
     "joint": "joint training",
     "more-paper": "MORE (paper)",
 }
+HALF = {"more-paper": "more-half-memory-paper"}  # folders of runs with half the memory that are not NAME-half-memory
+ABLATION = {
+    "more": "MORE",
+    "more-no-coefficient": "without coefficient",
+    "more-paper": "MORE (paper)",
+    "more-paper-no-coefficient": "MORE (paper) without coefficient",
+    "more-no-back-update": "without back-update",
+    "more-no-back-update-no-coefficient": "without either",
+}
 
 Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which names class order and seed -> record
 
@@ -43,11 +55,16 @@ Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which n
 @cache
 def runs(folder: str) -> dict[str, Runs]:
     """The records of a folder, by method; those of variants other than the paper's MORE are left out."""
+    return {name: own for name, own in all_runs(folder).items() if name in TITLES}
+
+
+@cache
+def all_runs(folder: str) -> dict[str, Runs]:
+    """The records of a folder, by method and variant."""
     found: dict[str, Runs] = {}
     for path in sorted((RESULTS / folder).glob("*/*/order-*/result.json")):
         benchmark, method, order = path.parts[-4:-1]
-        if method in TITLES:
-            found.setdefault(method, {}).setdefault(benchmark, {})[order] = read_record(path)
+        found.setdefault(method, {}).setdefault(benchmark, {})[order] = read_record(path)
     if not found:
         raise SystemExit(f"results/{folder} has no records")
     return found
@@ -102,6 +119,78 @@ def differences(folder: str, method: str) -> list[str]:
     return table(["", *(f"{BENCHMARKS[benchmark][0]}: {metric.upper()}" for benchmark, metric in columns)], rows)
 
 
+def ranks(folder: str, metric: str) -> list[str]:
+    """The paper's methods, MORE with the paper's back-update; below, Spearman's correlation of the two orders."""
+    found = {("more" if name == "more-paper" else name): own for name, own in runs(folder).items() if name != "more"}
+    theirs = paper()["numbers"]["main"][metric]
+    benchmarks = [name for name in SHOWN if len(theirs.get(name, ())) > 3]  # of SVHN-5T the paper has three numbers
+    columns: dict[str, dict[str, str]] = {}
+    below: list[str] = []
+    for benchmark in benchmarks:
+        both = [name for name in theirs[benchmark] if benchmark in found.get(name, {})]
+        ours = {name: mean(value(record, metric) for record in found[name][benchmark].values()) for name in both}
+        paper_s = {name: theirs[benchmark][name][0] for name in both}
+        first, second = ranking(ours), ranking(paper_s)
+        columns[benchmark] = {
+            name: f"{ours[name]:.1f} ({first[name]}) / {paper_s[name]:.1f} ({second[name]})" for name in both
+        }
+        squares = sum((first[name] - second[name]) ** 2 for name in both)
+        below.append(f"{1 - 6 * squares / (len(both) * (len(both) ** 2 - 1)):.2f}")
+    compared = {name for column in columns.values() for name in column}
+    methods = sorted(compared, key=lambda name: (-theirs[benchmarks[0]][name][0], name))
+    rows = [
+        [TITLES["more-paper" if name == "more" else name], *(columns[b].get(name, "-") for b in benchmarks)]
+        for name in methods
+    ]
+    heads = ["", *(BENCHMARKS[name][0] for name in benchmarks)]
+    return table(heads, [*rows, ["correlation of the ranks", *below]])
+
+
+def ranking(numbers: Mapping[str, float]) -> dict[str, int]:
+    """1 for the highest."""
+    return {name: place + 1 for place, name in enumerate(sorted(numbers, key=lambda name: -numbers[name]))}
+
+
+def halved(folder: str, metric: str) -> list[str]:
+    """Half the memory minus the whole, over the class orders that both have (their number in brackets); the paper."""
+    found, numbers = all_runs(folder), paper()["numbers"]
+    benchmarks = [name for name in SHOWN if any(name in own for own in found.values())]
+
+    def cell(method: str, benchmark: str) -> str:
+        whole, half = (found.get(name, {}).get(benchmark, {}) for name in (method, half_of(method)))
+        both = sorted(whole.keys() & half.keys())
+        if not both:
+            return "-"
+        own = mean(value(half[order], metric) - value(whole[order], metric) for order in both)
+        name = {"more": None, "more-paper": "more"}.get(method, method)
+        pair = [numbers[condition][metric].get(benchmark, {}).get(name) for condition in ("half_memory", "main")]
+        theirs = f" / {pair[0][0] - pair[1][0]:+.1f}" if pair[0] and pair[1] else ""
+        return f"{own:+.1f} ({len(both)}){theirs}"
+
+    methods = [name for name in TITLES if half_of(name) in found]
+    rows = [[TITLES[name], *(cell(name, benchmark) for benchmark in benchmarks)] for name in methods]
+    return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
+
+
+def half_of(method: str) -> str:
+    return HALF.get(method, f"{method}-half-memory")
+
+
+def ablation(folder: str) -> list[str]:
+    """The mean over the class orders that all variants have."""
+    found = {name: all_runs(folder)[name] for name in ABLATION}
+    benchmarks = [name for name in SHOWN if all(name in own for own in found.values())]
+    orders = {name: sorted(set.intersection(*(set(own[name]) for own in found.values()))) for name in benchmarks}
+
+    def cell(name: str, benchmark: str) -> str:
+        own = [found[name][benchmark][order] for order in orders[benchmark]]
+        aca, aia, early = (mean(value(r, metric) for r in own) for metric in ("aca", "aia", "errors_to_earlier"))
+        return f"{aca:.1f} / {aia:.1f}, {early:.0f} %"
+
+    rows = [[title, *(cell(name, benchmark) for benchmark in benchmarks)] for name, title in ABLATION.items()]
+    return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
+
+
 def rates(folder: str, benchmark: str) -> list[str]:
     found: dict[str, dict[float, Record]] = {}
     for path in sorted((RESULTS / folder / benchmark).glob("*/lr-*/order-*/result.json")):
@@ -151,6 +240,9 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     kinds: dict[str, Callable[..., list[str]]] = {
         "means": means,
         "differences": differences,
+        "ranks": ranks,
+        "halved": halved,
+        "ablation": ablation,
         "rates": rates,
         "variants": variants,
     }

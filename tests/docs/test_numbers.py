@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from scipy.stats import rankdata, spearmanr
 
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
@@ -58,8 +60,7 @@ def table(text: str, head: str) -> list[list[str]]:
 
 
 def records_of(folder: str, title: str, benchmark: str) -> list[Record]:
-    name = {"joint training": "joint", "MORE (paper)": "more-paper"}.get(title) or TITLES[title]
-    return [read_record(path) for path in (ROOT / "results" / folder / benchmark / name).glob("*/result.json")]
+    return [*map(read_record, (ROOT / "results" / folder / benchmark / folder_of(title)).glob("*/result.json"))]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,66 @@ def test_the_tables_are_up_to_date() -> None:
     command = [sys.executable, "docs/result_tables.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"run docs/result_tables.py; out of date: {done.stdout}{done.stderr}"
+
+
+def paper_numbers(condition: str, metric: str, benchmark: str) -> dict[str, list[float]]:
+    """The paper's numbers by title, MORE as MORE (paper)."""
+    text = (ROOT / "src" / "morecl" / "assets" / "paper_tables.json").read_text(encoding="utf-8")
+    found = json.loads(text)["numbers"][condition][metric][benchmark]
+    return {"MORE (paper)" if name == "more" else METHODS[name].title: pair for name, pair in found.items()}
+
+
+@pytest.mark.parametrize("metric", ["aca", "iauc"])
+def test_the_ranks_beside_the_paper_are_those_of_the_records(metric: str) -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    *rows, (_, *correlations) = table(text, f"<!-- table: ranks shipped {metric} -->\n")
+    assert len(rows) >= 9
+    for place, benchmark in enumerate(BENCHMARKS[:3]):
+        theirs = paper_numbers("main", metric, benchmark)
+        ours = {row[0]: mean_of("shipped", folder_of(row[0]), benchmark, metric) for row in rows}
+        pairs = [(ours[row[0]], theirs[row[0]][0]) for row in rows]
+        ranks = [rankdata([-pair[side] for pair in pairs], method="ordinal") for side in (0, 1)]
+        for row, (own, paper_s) in zip(rows, pairs, strict=True):
+            first, second = re.findall(r"([\d.]+) \(\d\)", row[1 + place])
+            assert (float(first), float(second)) == pytest.approx((own, paper_s), abs=0.051), (row[0], benchmark)
+        assert float(correlations[place]) == pytest.approx(spearmanr(*ranks).statistic, abs=0.03)  # ties: either order
+
+
+def test_the_tables_of_variants_have_the_numbers_of_the_records() -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    folders = ["more", "more-no-coefficient", "more-paper", "more-paper-no-coefficient", "more-no-back-update"]
+    rows = table(text, "<!-- table: ablation shipped -->\n")
+    for folder, (title, *cells) in zip([*folders, "more-no-back-update-no-coefficient"], rows, strict=True):
+        for benchmark, cell in zip(BENCHMARKS[:3], cells, strict=True):
+            numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
+            expected = [mean_of("shipped", folder, benchmark, name) for name in ("aca", "aia", "errors_to_earlier")]
+            assert numbers == pytest.approx(expected, abs=0.51), title
+            assert numbers[:2] == pytest.approx(expected[:2], abs=0.051), title
+    for title, *cells in table(text, "<!-- table: halved shipped aca -->\n"):
+        folder = folder_of(title)
+        half = "more-half-memory-paper" if folder == "more-paper" else f"{folder}-half-memory"
+        for benchmark, cell in zip(BENCHMARKS, cells, strict=True):
+            whole_runs, half_runs = (by_order("shipped", name, benchmark) for name in (folder, half))
+            both = whole_runs.keys() & half_runs.keys()
+            assert int(re.findall(r"\((\d)\)", cell)[0]) == len(both)
+            changes = [half_runs[key].metrics.aca - whole_runs[key].metrics.aca for key in both]
+            assert float(cell.split()[0]) == pytest.approx(mean(changes), abs=0.051), (title, benchmark)
+            if "/" in cell:
+                there = [paper_numbers(name, "aca", benchmark)[title][0] for name in ("half_memory", "main")]
+                assert float(cell.split()[-1]) == pytest.approx(there[0] - there[1], abs=0.051), (title, benchmark)
+
+
+def folder_of(title: str) -> str:
+    return {"joint training": "joint", "MORE (paper)": "more-paper"}.get(title) or TITLES[title]
+
+
+def by_order(folder: str, name: str, benchmark: str) -> dict[str, Record]:
+    paths = (ROOT / "results" / folder / benchmark / name).glob("*/result.json")
+    return {record.class_order_name: record for record in map(read_record, paths)}
+
+
+def mean_of(folder: str, name: str, benchmark: str, metric: str) -> float:
+    return mean(getattr(record.metrics, metric) for record in by_order(folder, name, benchmark).values())
 
 
 def test_the_row_of_digits_has_the_numbers_of_the_records() -> None:
