@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 import uvicorn
 
 from browser import CHROMIUM, Browser
+from morecl.classifier import ModelFolder, changes
 from morecl.serve.app import create_app
 from morecl.serve.service import Service
 from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
@@ -177,10 +179,114 @@ def test_the_story_of_a_page(tmp_path: Path, files: Path) -> None:
         browser.wait_for("document.querySelectorAll('.class').length === 2")
 
         browser.open(f"{address}docs")
-        browser.wait_for("document.querySelectorAll('.endpoint').length === 11")
+        browser.wait_for("document.querySelectorAll('.endpoint').length === 13")
         assert all(url.startswith((address, "data:", "blob:")) for url in browser.requested)
         # the two refusals that the story contains are logged by the browser itself
         assert [text for text in browser.console if "status of 4" not in text] == []
+
+
+SAID = "document.getElementById('known-said').textContent"
+LONG = "n" * 200
+
+
+def test_a_class_is_renamed_and_forgotten_on_the_page(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    hostile = "<img src=x onerror=alert(1)>"
+
+    def click(word: str, name: str, answer: str | None = None) -> None:
+        buttons = "[...document.querySelectorAll('.class button')]"
+        browser.run(f"{buttons}.find(one => one.ariaLabel === {json.dumps(f'{word} {name}')}).click()")
+        if answer:
+            browser.run(f"document.querySelector('#{word.lower()}-dialog [value={answer}]').click()")
+
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        click("Rename", CLASSES[0])
+        assert browser.run("document.activeElement.id") == "rename-to"
+        browser.write(hostile)  # in place of the old name, which is selected
+        browser.press_enter()
+        browser.wait_for(f"{SAID}.includes('version 3')")
+        assert known(browser) == [hostile, CLASSES[1]] and not browser.run("document.querySelector('[src=x]')")
+        click("Rename", CLASSES[1])
+        browser.write(hostile)
+        browser.press_enter()
+        browser.wait_for(f"{SAID}.includes('there already is a class')")
+        click("Rename", hostile)
+        browser.write(LONG)
+        browser.press_enter()
+        browser.wait_for(f"{SAID}.includes('version 4')")
+        for wide in (1400, 420):
+            browser.resize(wide)
+            for dialog in ("", "Rename", "Forget"):
+                if dialog:
+                    click(dialog, LONG)
+                for dark in (False, True):
+                    browser.dark(dark)
+                    assert browser.run(FIT) == {"overflow": 0, "cut": []}, (wide, dialog, dark)
+                    assert browser.run(CONTRAST) == [], (wide, dialog, dark)
+                if dialog:
+                    browser.run(f"document.querySelector('#{dialog.lower()}-dialog [value=no]').click()")
+        assert browser.run(NAMELESS) == []
+
+        # forgetting asks first, and the answer at hand is no
+        click("Forget", LONG)
+        assert browser.run("document.activeElement.value") == "no"
+        text = browser.run("document.getElementById('forget-text').textContent")
+        assert "All 4 older versions, which hold it, are removed too. This cannot be undone." in text
+        browser.press_enter()
+        assert known(browser) == [LONG, CLASSES[1]] and len(ModelFolder(model).versions()) == 4
+        click("Forget", LONG, "yes")
+        browser.wait_for("document.querySelectorAll('.class').length === 1")
+        assert browser.run("document.getElementById('undo').disabled")
+        assert "4 older versions removed" in browser.run(SAID)
+        assert len(ModelFolder(model).versions()) == 1
+        click("Forget", CLASSES[1])
+        assert "is the only class" in browser.run(SAID) and not browser.run("document.querySelector('dialog[open]')")
+        assert [text for text in browser.console if "status of 4" not in text] == []
+
+
+def test_a_page_sees_that_a_version_was_replaced_by_another_of_its_number(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        folder = ModelFolder(model)
+        with folder.changing():
+            folder.undo()
+            changes.rename(folder, folder.load(), CLASSES[0], "other")
+        assert folder.versions()[-1].number == 2
+        browser.wait_for("document.querySelectorAll('.class').length === 1")
+        assert known(browser) == ["other"]
+
+
+def test_a_lesson_names_the_files_it_leaves_out(tmp_path: Path) -> None:
+    model, folder = tmp_path / "animals", tmp_path / "files"
+    make_model(model)
+    hostile = "<img src=x onerror=alert(1)>.png"
+    for name, first in (("a", 0), ("b", 5)):
+        (folder / name).mkdir(parents=True)
+        for number, data in enumerate(pictures(NEW, 10)[first : first + 5]):
+            (folder / name / f"{name}{number}.png").write_bytes(data)
+    (folder / "a" / hostile).write_bytes((folder / "b" / "b0.png").read_bytes())
+    (folder / "a" / "<b>broken.png").write_bytes(b"rubbish")
+    with served(model) as address, Browser(tmp_path / "profile", 420) as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        browser.run("document.getElementById('add-group').click()")
+        for number, name in ((1, "a"), (2, "b")):
+            browser.run(f"document.querySelector('.group:nth-child({number}) input[type=text]').focus()")
+            browser.write(name)
+            browser.choose(f".group:nth-child({number}) input[type=file]", sorted((folder / name).iterdir()))
+        browser.run("document.querySelector('#teach-form [type=submit]').click()")
+        browser.wait_for("document.querySelectorAll('.job.done, .job.failed').length", 120)
+        said = browser.run("document.querySelector('.job.done .says').textContent")
+        assert f"in several classes at once: {hostile} ('a') and b0.png ('b')" in said
+        assert "1 file could not be read: <b>broken.png: not an image" in said
+        assert not browser.run("document.querySelector('[src=x], .job b')")
+        assert browser.run(FIT) == {"overflow": 0, "cut": []}
 
 
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 import unicodedata
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ from morecl.classifier.names import check_name, shortened
 from morecl.errors import InputError
 from morecl.images import ImageArray
 from morecl.serve import metrics
-from morecl.serve.jobs import Job
+from morecl.serve.jobs import Job, Labels
 from morecl.serve.limits import RefusedError
 from morecl.serve.security import PAGE, Guard, answer_refused
 from morecl.serve.service import Question, Service
@@ -35,6 +36,11 @@ EVENTS = "text/event-stream"
 POLL = 0.1  # seconds between two looks at a job
 HEARTBEAT = 15.0  # seconds after which an event stream says that it is still there
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}  # fields of forms, for the schema
+NAMES = {"type": "array", "items": {"type": "string"}, "description": "one for all files, or one each"}
+MORE = {"type": "boolean", "default": False, "description": "classes may be known already"}
+CONFIRM = {"type": "boolean", "default": False, "description": "must be true: it cannot be undone"}
 
 
 def create_app(service: Service, *, token: str | None = None, local: bool = True) -> ASGIApp:
@@ -67,7 +73,7 @@ def create_app(service: Service, *, token: str | None = None, local: bool = True
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post("/predict", openapi_extra=_form(files=True), tags=["answers"])
+    @app.post("/predict", openapi_extra=_form(files=FILES), tags=["answers"])
     async def predict(
         request: Request,
         top: Annotated[int, Query(ge=1, le=100, description="How many classes to name.")] = TOP,
@@ -100,7 +106,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 def _add_lessons(app: FastAPI, service: Service) -> None:
     jobs = service.jobs
 
-    @app.post("/teach", status_code=202, openapi_extra=_form(files=True, name=True), tags=["lessons"])
+    @app.post("/teach", status_code=202, openapi_extra=_form(files=FILES, name=NAMES, more=MORE), tags=["lessons"])
     async def teach(request: Request) -> JSONResponse:
         """Learn new classes from images. `name`: of all files, or once per file, in the order of the files.
 
@@ -110,7 +116,7 @@ def _add_lessons(app: FastAPI, service: Service) -> None:
         classifier = service.current.classifier
         async with _Form(request, service, service.limits.teach_images) as form:
             names = _class_names(form.texts("name"), len(form.files))
-            more = _is_true(form.texts("more"))
+            more = form.is_true("more")
             known = [name for name in dict.fromkeys(names) if name in classifier.classes]
             if known and not more:
                 raise RefusedError(
@@ -119,9 +125,10 @@ def _add_lessons(app: FastAPI, service: Service) -> None:
             read = [await form.image(file, classifier.side) for file in form.files]
             shown = [shown_name(file.filename) for file in form.files]
         images = [image for image in read if not isinstance(image, str)]
-        kept = [name for name, image in zip(names, read, strict=True) if not isinstance(image, str)]
+        readable = [i for i, image in enumerate(read) if not isinstance(image, str)]
+        kept = Labels([names[i] for i in readable], [shown[i] for i in readable])
         broken = [f"{file}: {image}" for file, image in zip(shown, read, strict=True) if isinstance(image, str)]
-        if empty := [name for name in dict.fromkeys(names) if name not in kept]:
+        if empty := [name for name in dict.fromkeys(names) if name not in kept.names]:
             raise RefusedError(422, f"no image of {shortened(empty)} can be read: {broken[0]}")
         stack = np.stack(images)
         job = await asyncio.to_thread(jobs.submit, stack, kept, more=more, unreadable=broken)
@@ -148,10 +155,31 @@ def _add_lessons(app: FastAPI, service: Service) -> None:
         return JSONResponse(jobs.snapshot(found))
 
     @app.post("/undo", tags=["lessons"])
-    async def undo() -> JSONResponse:
+    async def undo(
+        version: Annotated[
+            int | None, Query(description="The version to take back; 409 if it is not the newest.")
+        ] = None,
+    ) -> JSONResponse:
         """Go back to the version before the last change."""
-        version = await asyncio.to_thread(service.undo)
-        return JSONResponse({"version": version.model_dump()})
+        now = await asyncio.to_thread(service.undo, version)
+        return JSONResponse({"version": now.model_dump()})
+
+    @app.post("/rename", openapi_extra=_form(old="the class", new="its new name"), tags=["lessons"])
+    async def rename(request: Request) -> JSONResponse:
+        """Give a class another name. Makes a version."""
+        async with _Form(request, service, 0) as form:
+            old, new = form.text("old"), _plain(form.text("new"))
+        check_name(new)
+        message = await asyncio.to_thread(service.rename, old, new)
+        return JSONResponse({"message": message, "version": service.current.version.model_dump()})
+
+    @app.post("/forget", openapi_extra=_form(name="the class", confirm=CONFIRM), tags=["lessons"])
+    async def forget(request: Request) -> JSONResponse:
+        """Forget a class for good. All older versions are removed, because they hold it, so there is no way back."""
+        async with _Form(request, service, 0) as form:
+            name, confirmed = form.text("name"), form.is_true("confirm")
+        message = await asyncio.to_thread(partial(service.forget, name, confirmed=confirmed))
+        return JSONResponse({"message": message, "version": service.current.version.model_dump()})
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -174,8 +202,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["server"])
     async def ready() -> dict[str, Any]:
-        """The model is loaded; 503 until then."""
-        return {"status": "ready", "version": service.current.version.number}
+        """The model is loaded; 503 until then. `created` tells versions of the same number apart, after an undo."""
+        version = service.current.version
+        return {"status": "ready", "version": version.number, "created": version.created}
 
     @app.get("/metrics", tags=["server"])
     async def prometheus() -> Response:
@@ -230,7 +259,7 @@ async def _events(service: Service, job: Job) -> AsyncIterator[str]:
 
 
 class _Form:
-    """The form of a request while it is read: ``files``, and the text fields by name."""
+    """The form of a request while it is read: up to ``most`` ``files``, one at least, and the text fields by name."""
 
     def __init__(self, request: Request, service: Service, most: int):
         self._request, self._service, self._most = request, service, most
@@ -238,7 +267,8 @@ class _Form:
 
     async def __aenter__(self) -> _Form:
         if not self._request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise RefusedError(415, "send the files as a form: Content-Type: multipart/form-data")
+            what = "the files as a form" if self._most else "a form"
+            raise RefusedError(415, f"send {what}: Content-Type: multipart/form-data")
         try:
             self._form = await self._request.form(
                 max_files=self._most, max_fields=self._most + 10, max_part_size=self._limits.field_bytes
@@ -246,7 +276,7 @@ class _Form:
         except HTTPException as error:
             raise _bad_form(str(error.detail), self._most) from error
         self.files = [value for _, value in self._form.multi_items() if isinstance(value, UploadFile)]
-        if not self.files:
+        if self._most and not self.files:
             await self._form.close()
             raise RefusedError(400, "there is no file in the form; send one or more as 'files'")
         return self
@@ -256,6 +286,22 @@ class _Form:
 
     def texts(self, name: str) -> list[str]:
         return [value for value in self._form.getlist(name) if isinstance(value, str)]
+
+    def text(self, name: str) -> str:
+        """A field that is there exactly once."""
+        given = self.texts(name)
+        if len(given) != 1:
+            raise RefusedError(400, f"send the field {name!r} once, not {len(given)} times")
+        return given[0]
+
+    def is_true(self, name: str) -> bool:
+        values = {"true": True, "1": True, "false": False, "0": False, "": False}
+        given = self.texts(name)
+        if not given:
+            return False
+        if len(given) > 1 or given[0].lower() not in values:
+            raise RefusedError(400, f"the field {name!r} must be true or false")
+        return values[given[0].lower()]
 
     async def image(self, file: UploadFile, side: int) -> ImageArray | str:
         """The image in a file, or why it cannot be read. One after the other, so that other requests get their turn."""
@@ -267,6 +313,8 @@ class _Form:
 
 
 def _bad_form(detail: str, most: int) -> RefusedError:
+    if detail.startswith("Too many") and not most:
+        return RefusedError(413, "too many fields in the form, or a file, which is not asked for")
     if detail.startswith("Too many"):
         return RefusedError(413, f"too many files or fields in one request; at most {most} files are accepted")
     if "exceeded" in detail:
@@ -274,9 +322,14 @@ def _bad_form(detail: str, most: int) -> RefusedError:
     return RefusedError(400, f"the form cannot be read: {detail}")
 
 
+def _plain(name: str) -> str:
+    """A name as a user means it: one way to write each letter, no spaces around it."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
 def _class_names(given: list[str], files: int) -> list[str]:
     """The class of each file."""
-    names = [unicodedata.normalize("NFC", name).strip() for name in given]
+    names = [_plain(name) for name in given]
     if not names:
         raise RefusedError(400, "the name of the class is missing; send it as the field 'name'")
     for name in dict.fromkeys(names):
@@ -286,24 +339,14 @@ def _class_names(given: list[str], files: int) -> list[str]:
     return names * files if len(names) == 1 else names
 
 
-def _is_true(given: list[str]) -> bool:
-    values = {"true": True, "1": True, "false": False, "0": False, "": False}
-    if not given:
-        return False
-    if len(given) > 1 or given[0].lower() not in values:
-        raise RefusedError(400, "the field 'more' must be true or false")
-    return values[given[0].lower()]
-
-
-def _form(*, files: bool = False, name: bool = False) -> dict[str, Any]:
-    """The form of an endpoint, for the OpenAPI schema."""
-    fields: dict[str, Any] = {}
-    if files:
-        fields["files"] = {"type": "array", "items": {"type": "string", "format": "binary"}}
-    if name:
-        fields["name"] = {"type": "array", "items": {"type": "string"}, "description": "one for all files, or one each"}
-        fields["more"] = {"type": "boolean", "default": False, "description": "classes may be known already"}
-    schema = {"type": "object", "properties": fields, "required": [key for key in fields if key != "more"]}
+def _form(**fields: str | dict[str, Any]) -> dict[str, Any]:
+    """The form of an endpoint, for the OpenAPI schema: the description of a text, or the schema of another field."""
+    schemas = {
+        key: {"type": "string", "description": field} if isinstance(field, str) else field
+        for key, field in fields.items()
+    }
+    required = [key for key, field in schemas.items() if "default" not in field]
+    schema = {"type": "object", "properties": schemas, "required": required}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,13 @@ class Job:
         return asdict(self)
 
 
+class Labels(NamedTuple):
+    """The class of each image of a lesson, and the name of the file that it came in."""
+
+    names: list[str]
+    files: list[str]
+
+
 class Jobs:
     """The queue of lessons and the thread that runs them.
 
@@ -83,7 +90,7 @@ class Jobs:
         self._model, self._uploads, self._device, self._command = model, uploads, device, list(command)
         self._refresh, self._newest, self._on_end = refresh, newest, ended
         self._limits = limits or Limits()
-        self._jobs: dict[str, tuple[Job, list[str]]] = {}  # in order of arrival; with the name of each image
+        self._jobs: dict[str, tuple[Job, Labels]] = {}  # in order of arrival
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
@@ -101,17 +108,17 @@ class Jobs:
             if sum(job.state == "queued" for job, _ in self._jobs.values()) >= self._limits.queued_jobs:
                 raise RefusedError(503, "too many lessons wait already; try again later", retry_after=30)
 
-    def submit(self, images: ImageArray, names: list[str], *, more: bool, unreadable: Sequence[str] = ()) -> Job:
-        """Put a lesson in the queue: images (N, S, S, 3) and the class of each."""
+    def submit(self, images: ImageArray, labels: Labels, *, more: bool, unreadable: Sequence[str] = ()) -> Job:
+        """Put a lesson in the queue: images (N, S, S, 3) and what belongs to each."""
         self.check_room()
-        job = Job(dict(Counter(names)), more, list(unreadable))
+        job = Job(dict(Counter(labels.names)), more, list(unreadable))
         folder = self._folder(job)
         folder.mkdir(mode=0o700)
         try:
             np.save(folder / "images.npy", images, allow_pickle=False)
             with self._changed:
                 self.check_room()
-                self._jobs[job.id] = job, names
+                self._jobs[job.id] = job, labels
                 self._drop_old()
                 self._changed.notify_all()
         except BaseException:
@@ -177,13 +184,13 @@ class Jobs:
             with self.changing:
                 self._teach(*found)
 
-    def _next(self) -> tuple[Job, list[str]] | None:
+    def _next(self) -> tuple[Job, Labels] | None:
         return next((entry for entry in self._jobs.values() if entry[0].state == "queued"), None)
 
-    def _teach(self, job: Job, names: list[str]) -> None:
+    def _teach(self, job: Job, labels: Labels) -> None:
         before, last = self._newest(), {}
         try:
-            process = self._start(job, names)
+            process = self._start(job, labels)
             if process is None:
                 return
             with process:
@@ -219,9 +226,10 @@ class Jobs:
             killed = f"the process that learned was ended (code {code}); the model is as it was before"
             self._end(job, "failed", error=killed)
 
-    def _start(self, job: Job, names: list[str]) -> subprocess.Popen[str] | None:
+    def _start(self, job: Job, labels: Labels) -> subprocess.Popen[str] | None:
         """The process, with its order given; ``None`` if the job was cancelled meanwhile."""
-        order = Order(str(self._model), str(self._folder(job) / "images.npy"), names, job.more, self._device)
+        images = str(self._folder(job) / "images.npy")
+        order = Order(str(self._model), images, labels.names, labels.files, job.more, self._device)
         threads = str(max(1, (os.cpu_count() or 1) // 2))
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} | dict(os.environ)
         with self._changed:

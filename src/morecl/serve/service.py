@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from morecl import __version__
-from morecl.classifier import Classifier, ModelFolder, Version
+from morecl.classifier import Classifier, ModelFolder, Version, changes
 from morecl.classifier.store import MODEL
-from morecl.errors import InputError
+from morecl.errors import InputError, unknown_name
 from morecl.images import ImageArray
 from morecl.locking import LOCK, claimed
 from morecl.serve.batching import Batcher
@@ -134,19 +134,59 @@ class Service:
     def is_ready(self) -> bool:
         return self._loaded is not None
 
-    def undo(self) -> Version:
-        """Go back to the version before, on disk and here."""
+    def undo(self, version: int | None = None) -> Version:
+        """Go back to the version before, on disk and here. ``version``: the newest, as far as the user knows."""
+        with self._changing():
+            newest = self.folder.versions()[-1].number
+            if version not in (None, newest):
+                raise RefusedError(409, f"version {version} is not the newest; {newest} is")
+            self.folder.undo()
+        return self.current.version
+
+    def rename(self, old: str, new: str) -> str:
+        """Give a class another name, on disk and here; what to tell the user."""
+        with self._changing():
+            return changes.rename(self.folder, self._class_of_newest(old), old, new)
+
+    def forget(self, name: str, *, confirmed: bool) -> str:
+        """Forget a class for good, on disk and here; what to tell the user."""
+        with self._changing():
+            classifier = self._class_of_newest(name)
+            if not confirmed:
+                older = changes.older_versions(self.folder)
+                raise RefusedError(
+                    400, f"forgetting {name!r} cannot be undone and removes {older}; confirm it with confirm=true"
+                )
+            return changes.forget(self.folder, classifier, name)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Keep lessons and other processes from changing the model; what was changed is then in use here.
+
+        What goes wrong inside is a conflict with what the model is.
+        """
+        _ = self.current  # refuses until the model is loaded
         if not self.jobs.changing.acquire(blocking=False):
-            raise RefusedError(409, "a lesson is under way; cancel it or wait for its end")
+            raise RefusedError(
+                409, "a lesson is under way, or another change of the model; wait for its end, or cancel the lesson"
+            )
         try:
             with self.folder.changing():
-                self.folder.undo()
+                yield
             self.refresh()
         except InputError as error:
             raise RefusedError(409, str(error)) from error
+        except OSError as error:  # a full disk, most likely
+            raise RefusedError(500, f"the model's folder cannot be used: {error.strerror or error}") from error
         finally:
             self.jobs.changing.release()
-        return self.current.version
+
+    def _class_of_newest(self, name: str) -> Classifier:
+        """The newest version, loaded anew because it is to be changed, if it has the class ``name``."""
+        classifier = self.folder.load(device=self._device)
+        if name not in classifier.classes:
+            raise RefusedError(404, str(unknown_name("class", name, classifier.classes)))
+        return classifier
 
     def _signature(self) -> object:
         """Differs after each change of the model: its file is replaced, never written to."""

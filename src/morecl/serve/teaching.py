@@ -22,7 +22,7 @@ from morecl.errors import DivergedError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins before that
     from morecl.classifier import Classifier, Lesson
-    from morecl.images import ImageArray
+    from morecl.classifier.reading import Decoded
     from morecl.progress import Listener
 
 NICENESS = 10
@@ -33,11 +33,14 @@ Say = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What to teach. ``images``: a file of squares, uint8 (N, S, S, 3); ``names``: N classes."""
+    """What to teach. ``images``: a file of squares, uint8 (N, S, S, 3); ``names``: N classes; ``files``: what the user
+    calls each image.
+    """
 
     model: str
     images: str
     names: list[str]
+    files: list[str]
     more: bool
     device: str | None
 
@@ -60,6 +63,9 @@ def main() -> int:
     except (InputError, DivergedError) as error:
         say({"error": str(error)})
         return 2
+    except OSError as error:  # a full disk, most likely
+        say({"error": f"the lesson cannot be saved: {error.strerror or error}"})
+        return 2
     except MemoryError:
         say({"error": "not enough memory for this lesson; teach fewer images at a time"})
         return 2
@@ -71,39 +77,31 @@ def teach(order: Order, say: Say) -> None:
     import numpy as np
 
     from morecl.classifier import ModelFolder
+    from morecl.classifier.lesson import taught
+    from morecl.classifier.reading import Decoded
 
     folder = ModelFolder(order.model)
     with folder.changing():
         classifier = folder.load(device=order.device)
-        images = np.load(order.images, allow_pickle=False)
+        images = Decoded.of(np.load(order.images, allow_pickle=False), order.files)
         lessons = lesson(classifier, images, order.names, order.more, say)
         say({"step": "saving", "share": 0.97})
-        action = "learn" if any(one.action == "learn" for one in lessons) else "add"
-        number = folder.commit(classifier, action, listed([name for one in lessons for name in one.classes]))
+        number = folder.commit(classifier, *taught(lessons))
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
 
 
-def lesson(classifier: Classifier, images: ImageArray, names: list[str], more: bool, say: Say) -> list[Lesson]:
+def lesson(classifier: Classifier, images: Decoded, names: list[str], more: bool, say: Say) -> list[Lesson]:
     """Further images of classes it knows first, if ``more``; then new classes."""
-    from morecl.classifier.lesson import Course, course
+    from morecl.classifier.lesson import Course, Part, course
 
-    everything = list(range(len(names)))
-    found = course(classifier, images, names, more=True) if more else Course([], everything)
+    found = course(classifier, images, names, more=True) if more else Course((Part("learn", images, names),))
     lessons: list[Lesson] = []
-    if found.add:
-        listener = _listener(say, 0.0, 0.5 if found.learn else 1.0)
-        lessons.append(classifier.add(images[found.add], [names[i] for i in found.add], listener=listener))
-    if found.learn:
-        listener = _listener(say, 0.5 if found.add else 0.0, 1.0)
-        lessons.append(classifier.learn(images[found.learn], [names[i] for i in found.learn], listener=listener))
+    for number, part in enumerate(found.parts):
+        listener = _listener(say, number / len(found.parts), (number + 1) / len(found.parts))
+        teach = classifier.learn if part.action == "learn" else classifier.add
+        lessons.append(teach(part.images, part.names, listener=listener))
     lessons[0] = replace(lessons[0], notes=(*found.notes, *lessons[0].notes))
     return lessons
-
-
-def listed(names: list[str], most: int = 5) -> str:
-    """``cat, dog``; of many the first few and a count."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _listener(say: Say, first: float, last: float) -> Listener:

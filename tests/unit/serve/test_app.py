@@ -200,7 +200,8 @@ def test_until_the_model_is_loaded_only_health_answers(template: Path) -> None:
         for response in (client.get("/ready"), client.get("/info"), client.post("/predict", files=parts([b"x"]))):
             assert "being loaded" in error(response, 503) and response.headers["retry-after"]
         service.load()
-        assert client.get("/ready").json() == {"status": "ready", "version": 2}
+        created = client.get("/info").json()["version"]["created"]
+        assert client.get("/ready").json() == {"status": "ready", "version": 2, "created": created}
     finally:
         service.close()
 
@@ -290,6 +291,6 @@ def test_the_page_loads_only_files_that_are_there(client: TestClient) -> None:
 def test_the_schema_names_every_endpoint(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     named = {"/predict", "/teach", "/jobs", "/jobs/{identifier}", "/jobs/{identifier}/cancel", "/undo", "/info"}
-    assert paths.keys() == named | {"/classes/images", "/health", "/ready", "/metrics"}
+    assert paths.keys() == named | {"/rename", "/forget", "/classes/images", "/health", "/ready", "/metrics"}
     form = paths["/teach"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert form["properties"].keys() == {"files", "name", "more"} and form["required"] == ["files", "name"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -90,7 +91,7 @@ def test_a_class_is_taught_known_and_undone(serve: Serve, tmp_path: Path, model:
     assert lesson["classes"] == {"green frog": 24} and lesson["held_back"] == 6
     assert uploads(tmp_path) == []
     info = client.get("/info").json()
-    assert info["version"]["number"] == 3 and info["version"]["what"] == "green frog"
+    assert info["version"]["number"] == 3 and info["version"]["what"] == "'green frog'"
     assert [one["name"] for one in info["classes"]] == [*CLASSES, "green frog"]
     after = client.post("/predict", files=question).json()["answers"]
     assert {a["version"] for a in after} == {3} and {a["top"][0]["label"] for a in after} == {"green frog"}
@@ -125,14 +126,20 @@ def test_a_picture_in_a_known_and_a_new_class_is_learned_as_neither(serve: Serve
     _, client = serve(QUICK)
     files = [*pictures(0, 10, draw=4), *pictures(NEW, 20)]
     names = [CLASSES[0]] * 10 + ["green frog"] * 20
-    done = ended(client, teach(client, [*files, files[0]], name=[*names, "green frog"], more="true"))
+    hostile = "<img src=x onerror=alert(1)>.png"  # a name to show, whatever is in it
+    given = [("files", (f"photos/{number}.png", data)) for number, data in enumerate([b"rubbish", *files])]
+    form = {"name": [CLASSES[0], *names, "green frog"], "more": "true"}
+    response = client.post("/teach", data=form, files=[*given, ("files", (hostile, files[0]))])
+    assert response.status_code == 202, response.text
+    done = ended(client, response.json())
     assert done["state"] == "done", done
+    assert done["unreadable"][0].startswith("0.png: ")
     assert [(one["action"], sum(one["classes"].values()) + one["held_back"]) for one in done["lessons"]] == [
         ("add", 9),
         ("learn", 20),
     ]
     (note,) = done["lessons"][0]["notes"]
-    assert f"in several classes at once: image 0 ({CLASSES[0]!r}) and image 30 ('green frog')" in note
+    assert f"in several classes at once: 1.png ({CLASSES[0]!r}) and {hostile} ('green frog')" in note
 
 
 def test_new_classes_are_learned_though_nothing_of_the_known_ones_is_new(serve: Serve, model: Path) -> None:
@@ -145,7 +152,7 @@ def test_new_classes_are_learned_though_nothing_of_the_known_ones_is_new(serve: 
     (lesson,) = done["lessons"]
     assert lesson["classes"] == {"green frog": 16}
     assert lesson["notes"] == [f"nothing new of {CLASSES[0]!r}: every image was seen before"]
-    assert ModelFolder(model).versions()[-1].what == "green frog"
+    assert ModelFolder(model).versions()[-1].what == "'green frog'"
     again = ended(client, teach(client, seen, name=CLASSES[0], more="true"))
     assert again["state"] == "failed" and "every image was seen before" in again["error"]
 
@@ -160,6 +167,9 @@ def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, mod
     assert uploads(tmp_path)[0].parent.stat().st_mode & 0o077 == 0  # private
     response = client.post("/undo")
     assert response.status_code == 409 and "lesson is under way" in response.json()["error"]
+    for path, fields in (("/rename", {"old": CLASSES[0], "new": "b"}), ("/forget", {"name": CLASSES[0]})):
+        response = client.post(path, files=form(**fields, confirm="true"))
+        assert response.status_code == 409 and "lesson is under way" in response.json()["error"]
     answer = client.post(f"/jobs/{job['id']}/cancel").json()
     assert answer["cancelling"] or answer["state"] == "cancelled"  # it may be over by now
     assert ended(client, job)["state"] == "cancelled"
@@ -167,6 +177,88 @@ def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, mod
     assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
     response = client.post(f"/jobs/{job['id']}/cancel")
     assert response.status_code == 409 and "ended already" in response.json()["error"]
+
+
+def form(**fields: str) -> list[tuple[str, tuple[None, str]]]:
+    """Text fields alone, sent as a form with parts."""
+    return [(key, (None, value)) for key, value in fields.items()]
+
+
+def test_a_class_is_renamed(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    question = parts(pictures(0, 2, draw=3))
+    before = client.post("/predict", files=question).json()["answers"]
+    new = "<b>re\u0301nard</b>"  # stored as one way to write it
+    response = client.post("/rename", files=form(old=CLASSES[0], new=f" {new} "))
+    assert response.status_code == 200, response.text
+    named = "<b>r\u00e9nard</b>"
+    assert response.json()["message"] == f"{CLASSES[0]!r} is now {named!r}: version 3"
+    assert response.json()["version"]["number"] == 3
+    assert ModelFolder(model).load(device="cpu").classes == [named, CLASSES[1]]
+    after = client.post("/predict", files=question).json()["answers"]
+    assert [a["top"][0]["label"] for a in after] == [named] * 2
+    assert [a["confidence"] for a in after] == [a["confidence"] for a in before]
+    for fields, status, message in (
+        ({"old": CLASSES[0], "new": "x"}, 404, "unknown class 'red fox'"),
+        ({"old": CLASSES[1], "new": named}, 409, "there already is a class"),
+        ({"old": CLASSES[1], "new": "Unknown"}, 400, "cannot name a class"),
+        ({"old": CLASSES[1], "new": " "}, 400, "cannot name a class"),
+        ({"old": CLASSES[1], "new": "x" * 201}, 400, "cannot name a class"),
+        ({"old": CLASSES[1]}, 400, "send the field 'new' once, not 0 times"),
+    ):
+        response = client.post("/rename", files=form(**fields))
+        assert (response.status_code, message in response.json()["error"]) == (status, True), response.text
+    assert client.post("/rename", json={"old": "a", "new": "b"}).status_code == 415
+    assert client.post("/rename", files=[*form(old="a", new="b"), *parts([b"x"])]).status_code == 413
+    assert ModelFolder(model).versions()[-1].number == 3
+    assert client.post("/undo?version=2").status_code == 409  # somebody has changed it since
+    assert client.post("/undo?version=3").json()["version"]["number"] == 2
+
+
+def test_a_change_that_cannot_be_saved_says_why(serve: Serve, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, client = serve(QUICK)
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.folder, "commit", full)
+        response = client.post("/rename", files=form(old=CLASSES[0], new="x"))
+    assert response.status_code == 500 and "No space left on device" in response.json()["error"]
+    assert client.post("/rename", files=form(old=CLASSES[0], new="x")).status_code == 200  # it waits for nobody
+
+
+def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    before = {file: file.read_bytes() for file in model.rglob("*") if file.is_file()}
+    for fields, status, message in (
+        ({"name": CLASSES[0]}, 400, "cannot be undone and removes 2 older versions; confirm it with confirm=true"),
+        ({"name": CLASSES[0], "confirm": "false"}, 400, "cannot be undone"),
+        ({"name": CLASSES[0], "confirm": "maybe"}, 400, "must be true or false"),
+        ({"name": "green frog", "confirm": "true"}, 404, "unknown class 'green frog'"),
+        ({"confirm": "true"}, 400, "send the field 'name' once"),
+    ):
+        response = client.post("/forget", files=form(**fields))
+        assert (response.status_code, message in response.json()["error"]) == (status, True), response.text
+    with ModelFolder(model).changing():  # another process
+        for path, fields in (
+            ("/forget", {"name": CLASSES[0], "confirm": "true"}),
+            ("/rename", {"old": "a", "new": "b"}),
+        ):
+            assert client.post(path, files=form(**fields)).status_code == 409
+    assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
+    done = client.post("/forget", files=form(name=CLASSES[0], confirm="true")).json()
+    assert done["message"] == (
+        f"{CLASSES[0]!r} is forgotten: version 3; 2 older versions removed, because they held it"
+    )
+    assert [version.number for version in ModelFolder(model).versions()] == [3]
+    assert [path.name for path in (model / "versions").iterdir()] == ["3"]
+    (answer,) = client.post("/predict", files=parts(pictures(0, 1, draw=3))).json()["answers"]
+    assert [one["label"] for one in answer["top"]] == [CLASSES[1]] and answer["version"] == 3
+    assert client.get(f"/classes/images?name={CLASSES[0]}").status_code == 404
+    only = client.post("/forget", files=form(name=CLASSES[1], confirm="true"))
+    assert only.status_code == 409 and "is the only class" in only.json()["error"]
+    assert client.post("/undo").status_code == 409
 
 
 def test_lessons_wait_for_each_other_and_the_queue_is_bounded(serve: Serve, tmp_path: Path) -> None:
@@ -290,7 +382,7 @@ def test_the_teacher_ends_with_the_server(model: Path, tmp_path: Path) -> None:
     folder.mkdir()
     np.save(folder / "images.npy", tiny.pictures(NEW, 400, draw=1))
     order = {"model": str(model), "images": str(folder / "images.npy"), "more": False, "device": "cpu"}
-    order["names"] = ["frog"] * 400
+    order |= {"names": ["frog"] * 400, "files": [f"{i}.png" for i in range(400)]}
     server = f"""
 import json, subprocess, sys
 command = [sys.executable, "-m", "morecl.serve.teaching"]
@@ -315,6 +407,25 @@ for line in teacher.stdout:
     until(lambda: not folder.exists(), 30)
     until(lambda: not is_alive(teacher), 30)
     assert [version.number for version in ModelFolder(model).versions()] == [1, 2]
+
+
+def test_a_lesson_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
+    script = """
+import errno, os, sys
+from morecl.serve import teaching
+def full(*_): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+teaching.teach = full
+teaching._end_with_the_server = lambda folder: None
+sys.exit(teaching.main())
+"""
+    order = {"model": str(tmp_path), "images": "", "names": [], "files": [], "more": False, "device": None}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, input=json.dumps(order) + "\n", capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stdout.splitlines()[-1]) == {"error": "the lesson cannot be saved: No space left on device"}
 
 
 def is_alive(process: int) -> bool:

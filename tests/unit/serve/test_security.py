@@ -37,7 +37,7 @@ def test_without_the_token_nothing_is_told(guarded: TestClient, path: str) -> No
     assert guarded.get(path, headers={"authorization": f"Bearer {TOKEN}"}).status_code != 401
 
 
-@pytest.mark.parametrize("path", ["/predict", "/teach", "/undo", "/jobs/x/cancel"])
+@pytest.mark.parametrize("path", ["/predict", "/teach", "/undo", "/rename", "/forget", "/jobs/x/cancel"])
 def test_without_the_token_nothing_is_done(guarded: TestClient, path: str) -> None:
     assert guarded.post(path, files=parts(pictures(0, 1))).status_code == 401
 
@@ -76,7 +76,7 @@ def test_local_names_are_accepted(client: TestClient, host: str) -> None:
     ],
 )
 def test_other_sites_cannot_post(client: TestClient, headers: dict[str, str]) -> None:
-    for path in ("/predict", "/teach", "/undo", "/jobs/x/cancel"):
+    for path in ("/predict", "/teach", "/undo", "/rename", "/forget", "/jobs/x/cancel"):
         response = client.post(path, files=parts(pictures(0, 1)), headers=headers)
         assert response.status_code == 403 and "other sites" in response.json()["error"]
 

@@ -19,7 +19,9 @@ function type(schema = {}) {
 function example(method, path, fields) {
   const parts = ["curl"];
   if (method === "post") parts.push("-X POST");
+  if (fields.old) parts.push("-F old=cat -F new=kitten");
   if (fields.name) parts.push("-F name=cat");
+  if (fields.confirm) parts.push("-F confirm=true");
   if (fields.files) parts.push("-F files=@one.jpg -F files=@two.jpg");
   const address = path.replace("{identifier}", "JOB") + (path === "/classes/images" ? "?name=cat" : "");
   parts.push(`'${location.origin}${address}'`);

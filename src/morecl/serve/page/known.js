@@ -1,5 +1,6 @@
 // What it knows: figures, charts, classes with pictures, versions.
 import { call } from "./api.js";
+import { askToForget, askToRename } from "./change.js";
 import { $, counted, h, points, svg, thumbnail } from "./dom.js";
 
 const PICTURES = 8;
@@ -71,6 +72,12 @@ const watcher = new IntersectionObserver(entries => {
   }
 }, { rootMargin: "300px" });
 
+function button(word, name, act) {
+  const made = h("button", { type: "button", className: "quiet small", ariaLabel: `${word} ${name}` }, word);
+  made.addEventListener("click", () => act(name));
+  return made;
+}
+
 function classCard(one) {
   const pictures = h("div", { className: "pictures" });
   pictures.fill = async () => {
@@ -84,7 +91,8 @@ function classCard(one) {
     h("div", { className: "head" }, h("strong", {}, one.name),
       h("span", {}, one.accuracy === null ? "not measured" : `${points(one.accuracy)} right`)),
     pictures,
-    h("small", {}, `${counted(one.images, "image")}, ${one.held_back} held back`));
+    h("div", { className: "foot" }, h("small", {}, `${counted(one.images, "image")}, ${one.held_back} held back`),
+      h("div", {}, button("Rename", one.name, askToRename), button("Forget", one.name, askToForget))));
 }
 
 new ResizeObserver(() => { if (drawn) $("curve").replaceChildren(curve(drawn, $("curve").clientWidth)); }).observe($("curve-figure"));

@@ -1,6 +1,7 @@
 // The page: loads what the model knows, and keeps it up to date.
-import { ENDED, call, post } from "./api.js";
+import { ENDED, call } from "./api.js";
 import { startAsking } from "./ask.js";
+import { startChanging } from "./change.js";
 import { $ } from "./dom.js";
 import { drawKnown } from "./known.js";
 import { findLessons, knows, startTeaching, teachThese } from "./teach.js";
@@ -23,8 +24,8 @@ async function refresh() {
 
 async function look() {
   try {
-    const { version } = await call("/ready");
-    if (version !== info?.version.number) await refresh();
+    const { version, created } = await call("/ready");
+    if (version !== info?.version.number || created !== info.version.created) await refresh();
     learning = await findLessons();
     status(learning ? "learning" : "ready", learning ? "busy" : "ready");
   } catch (failure) {
@@ -39,32 +40,8 @@ async function keepLooking() {
   }
 }
 
-function startUndo() {
-  $("undo").addEventListener("click", () => {
-    const [newest, before] = info.versions.toReversed();
-    $("undo-text").textContent = `Version ${newest.number} (${newest.what || newest.action}) is removed for good; version ${before.number} with ${before.classes} classes is used again.`;
-    $("undo-dialog").returnValue = "no";
-    $("undo-dialog").showModal();
-  });
-  $("undo-dialog").addEventListener("close", async () => {
-    if ($("undo-dialog").returnValue !== "yes") return;
-    $("undo").disabled = true;
-    $("undo-said").classList.remove("wrong");
-    $("undo-said").textContent = "Going back …";
-    try {
-      const { version } = await post("/undo");
-      $("undo-said").textContent = `Version ${version.number} is in use again.`;
-      await refresh();
-    } catch (failure) {
-      $("undo-said").classList.add("wrong");
-      $("undo-said").textContent = failure.message;
-      $("undo").disabled = false;
-    }
-  });
-}
-
 for (const kind of ["dragover", "drop"]) window.addEventListener(kind, event => event.preventDefault());
 startTeaching(job => { if (ENDED.has(job.state)) { refresh(); look(); } else { status("learning", "busy"); } });
 startAsking(() => info?.limits ?? { predict_images: 8 }, teachThese);
-startUndo();
+startChanging(() => info, refresh);
 keepLooking();

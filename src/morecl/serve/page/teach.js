@@ -3,6 +3,7 @@ import { ENDED, call, follow, post } from "./api.js";
 import { $, counted, h, percent, points, takesFiles, thumbnail } from "./dom.js";
 
 const PREVIEWS = 12;
+const NAMED = 3; // unreadable files that are named
 let classes = new Set(), limits = {}, changed = () => {};
 const groups = [];
 const followed = new Map(); // job's id -> its element
@@ -102,6 +103,8 @@ async function submit(event) {
 
 const left = seconds => seconds === null ? "" : seconds < 90 ? `, ${Math.ceil(seconds)} s left` : `, ${Math.ceil(seconds / 60)} min left`;
 
+const few = texts => texts.slice(0, NAMED).join("; ") + (texts.length > NAMED ? `; and ${texts.length - NAMED} more` : "");
+
 function result(job) {
   const words = [];
   for (const lesson of job.lessons) {
@@ -115,7 +118,7 @@ function result(job) {
     if (lesson.duplicates) words.push(`${counted(lesson.duplicates, "image")} left out: seen before.`);
     words.push(...lesson.notes.map(note => `Note: ${note}.`));
   }
-  if (job.unreadable.length) words.push(`${counted(job.unreadable.length, "file")} could not be read.`);
+  if (job.unreadable.length) words.push(`${counted(job.unreadable.length, "file")} could not be read: ${few(job.unreadable)}.`);
   return words.join(" ") || "Learned.";
 }
 

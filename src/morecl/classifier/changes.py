@@ -1,0 +1,30 @@
+"""Small changes of a saved model, as the commands and the server make them: saved as a version, and put into words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # these import torch
+    from morecl.classifier.core import Classifier
+    from morecl.classifier.store import ModelFolder
+
+
+def rename(folder: ModelFolder, classifier: Classifier, old: str, new: str) -> str:
+    """Give a class another name; what to tell the user. The caller has loaded ``classifier`` and keeps others away."""
+    classifier.rename(old, new)
+    number = folder.commit(classifier, "rename", f"{old!r} to {new!r}")
+    return f"{old!r} is now {new!r}: version {number}"
+
+
+def forget(folder: ModelFolder, classifier: Classifier, name: str) -> str:
+    """Forget a class, and remove all older versions; otherwise as :func:`rename`."""
+    removed = older_versions(folder)
+    classifier.forget(name)
+    number = folder.commit(classifier, "forget", repr(name), purge=True)
+    return f"{name!r} is forgotten: version {number}; {removed} removed, because they held it"
+
+
+def older_versions(folder: ModelFolder) -> str:
+    """``2 older versions``: those that forgetting a class would remove."""
+    count = len(folder.versions())
+    return f"{count} older version{'' if count == 1 else 's'}"
