@@ -32,10 +32,11 @@ from rich.console import Console
 import morecl
 from digit_photos import write_digits
 from morecl import cli
-from morecl.classifier import Classifier, ModelFolder, plan
+from morecl.classifier import Classifier, ModelFolder, plan, reading
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table
 from morecl.cli.own.model import local_time, show_history, show_info
+from morecl.cli.terminal import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -209,11 +210,42 @@ def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)
+    scan = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path) == photos / "0":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert list(predict.images_in(str(photos))) == [*map(str, sorted((photos / "1").glob("*"))), str(photos / "0")]
+
+
 def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "gone.png").symlink_to("nowhere")
     assert [Path(p).name for p in predict.images_in(str(tmp_path))] == ["gone.png", "x.png"]
+
+
+def test_names_of_files_are_no_commands_to_the_terminal(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2, 3], 0, 10)
+    (photos / "2" / "a\x1b[31m\n:smile:[red].png").write_bytes(b"bad")
+    shutil.copy(sorted((photos / "3").iterdir())[0], photos / "2" / "b\x1b[2J.png")
+    shown = "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}:smile:[red].png"
+    done = call("learn", copy, photos)
+    assert done.code == 0 and f"not readable: {photos}/2/{shown}: not an image" in done.words
+    assert "b\N{REPLACEMENT CHARACTER}[2J.png ('2')" in done.words.replace("- ", "-")
+    for command in (["predict", copy, photos], ["evaluate", copy, photos], ["forget", copy, ":smile:"]):
+        said = call(*command)
+        assert "\x1b" not in said.out + said.err
+    assert "unknown class ':smile:'" in said.err
+    assert "\x1b" not in done.out + done.err
+    screenshot = "at 9.41\N{NARROW NO-BREAK SPACE}PM\N{NO-BREAK SPACE}.png"
+    assert printable(screenshot) == screenshot
+    assert printable("\u2028\u202e\t") == 3 * "\N{REPLACEMENT CHARACTER}"  # a line, right to left, a tab
 
 
 def test_a_large_photo_is_no_attack(tiny: Path, tmp_path: Path) -> None:
@@ -375,8 +407,7 @@ def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
     print(f"accuracy on 3: {before:.0%} with 10 images, {right():.0%} with 60")
     assert right() >= before
     assert [(v.number, v.action, v.what) for v in ModelFolder(model).versions()[1:]] == [
-        (2, "add", "'3'"),
-        (3, "learn", "'5'"),
+        (2, "learn", "'5', and more images of '3'"),
     ]
     again = call("learn", model, tmp_path / "photos", "--more")
     assert again.code == 0 and "nothing new in" in again.out
@@ -496,6 +527,32 @@ def test_a_picture_in_a_class_that_is_left_alone_is_not_learned_as_a_new_one(cop
     done = call("learn", copy, photos)
     assert done.code == 0 and "2 8 2" in done.words, done.words  # 10 images
     assert f"1 picture was left out, being in several classes at once: {file} ('1') and {photos}/2/copy" in done.words
+
+
+@pytest.mark.parametrize("options", [[], ["--more"]])
+def test_known_and_new_classes_are_read_once_and_are_one_version(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 60, 70)
+    write_digits(tmp_path / "photos", [2], 0, 10)
+    (photos / "2" / "bad.png").write_bytes(b"bad")
+    opened: list[Path] = []
+
+    def as_array(images: list[Path], side: int) -> Any:
+        opened.extend(images)
+        return morecl.images.as_array(images, side)
+
+    monkeypatch.setattr(reading, "as_array", as_array)
+    done = call("learn", copy, photos, *options)
+    assert done.code == 0, done.err
+    assert sorted(opened) == sorted(photos.rglob("*.png"))
+    assert done.words.count(f"not readable: {photos}/2/bad.png") == 1
+    assert "2 8 2" in done.words and ("1 8 14" in done.words) == bool(options)  # 10 images each
+    first, second = ModelFolder(copy).versions()
+    more = ", and more images of '1'" if options else ""
+    assert (second.number, second.action, second.what) == (2, "learn", f"'2'{more}")
+    assert second.images == first.images + (16 if options else 8)
+    assert call("undo", copy).code == 0 and Classifier.open(copy).classes == ["0", "1"]
 
 
 def test_images_lost_of_known_classes_are_named_beside_new_ones(copy: Path, tmp_path: Path) -> None:
@@ -663,6 +720,37 @@ def test_undo_leaves_a_damaged_version(story: Story, tmp_path: Path) -> None:
     assert call("predict", model, story.test / "0").code == 0
 
 
+def test_folders_that_may_not_be_used_say_so(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 10)
+    (tmp_path / "link").symlink_to("nowhere")
+    done = call("learn", tmp_path / "link", photos, *TINY)
+    assert done.code == 2 and f"{tmp_path}/link is a link to nowhere, which is not there" in done.words
+    before, access = tree(copy), os.access
+    denied = {(photos / "2", os.R_OK), (copy, os.W_OK)}  # the one who runs the tests may be root, who may do anything
+
+    def allowed(path: Any, mode: int) -> bool:
+        return not any(path == one and mode & right for one, right in denied) and access(path, mode)
+
+    monkeypatch.setattr(os, "access", allowed)
+    done = call("learn", copy, photos)
+    assert done.code == 2 and f"{photos}/2 may not be read" in done.words
+    denied.discard((photos / "2", os.R_OK))
+    (photos / "2" / "more").mkdir()
+    denied.add((photos / "2" / "more", os.R_OK))
+    done = call("learn", copy, photos)
+    assert done.code == 2 and f"{photos}/2/more may not be read" in done.words
+    denied.discard((photos / "2" / "more", os.R_OK))
+    for command in (
+        ["learn", copy, photos],
+        ["rename", copy, "0", "x"],
+        ["undo", copy],
+        ["forget", copy, "0", "--yes"],
+    ):
+        done = call(*command)
+        assert done.code == 2 and f"{copy} may not be written to" in done.words, done
+    assert tree(copy) == before
+
+
 def test_two_cannot_change_a_model_at_once(copy: Path, tmp_path: Path) -> None:
     with ModelFolder(copy).changing():
         done = call("learn", copy, write_digits(tmp_path / "photos", [2], 0, 5))
@@ -699,6 +787,43 @@ def test_ctrl_c_changes_nothing(copy: Path, tmp_path: Path, monkeypatch: pytest.
         assert done.code == 130 and "nothing has changed" in done.err
     assert tree(copy) == before
     assert not (tmp_path / "new").exists()
+
+
+def test_a_second_lesson_that_fails_takes_back_the_first(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_digits(tmp_path / "photos", [1], 60, 70)
+    write_digits(tmp_path / "photos", [2], 0, 10)
+    before, added = tree(copy), []
+    add = Classifier.add
+    monkeypatch.setattr(Classifier, "add", lambda *a, **k: (added.append(1), add(*a, **k))[1])
+    for error, code in ((KeyboardInterrupt(), 130), (morecl.DivergedError("the loss is nan"), 1)):
+
+        def fail(*_: object, _error: BaseException = error, **__: object) -> None:
+            raise _error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Classifier, "learn", fail)
+            done = call("learn", copy, photos, "--more")
+        assert done.code == code and "nothing has changed" in done.words, done
+        assert tree(copy) == before
+    assert added == [1, 1] and "the loss is nan. nothing has changed" in done.words
+    assert call("learn", copy, photos, "--more").code == 0
+
+
+def test_ctrl_c_after_saving_says_so(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = ModelFolder.commit
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        commit(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelFolder, "commit", interrupted)
+    done = call("learn", copy, write_digits(tmp_path / "photos", [2], 0, 10))
+    assert done.code == 130 and f"version 2 of {copy} was saved already" in done.words
+    renamed = call("rename", copy, "0", "zero")
+    assert renamed.code == 130 and f"version 3 of {copy} was saved already" in renamed.words
+    assert Classifier.open(copy).classes == ["zero", "1", "2"]
 
 
 LEARN = f"""

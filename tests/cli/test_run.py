@@ -84,7 +84,8 @@ def test_run_writes_a_complete_record(call: Call, finished: Path, tmp_path: Path
     assert str(tmp_path / "run" / "result.json") in out.replace("\n", "")
     assert names(tmp_path / "run") == ["model", "result.json", "run.json"]
     value = json.loads((tmp_path / "run" / "result.json").read_text())
-    table = next(line for line in out.splitlines() if line.split()[:2] == ["MORE", "Digits-5T"])
+    table = next(line for line in out.splitlines() if "Digits-5T" in line)
+    assert "MORE (memory size 20)" in table
     assert f"{value['metrics']['aca']:.2f}" in table and f"{value['metrics']['iauc']:.2f}" in table
     assert value["schema"] == "morecl.result/1"
     assert (value["method"], value["benchmark"], value["seed"]) == ("more", "digits-5t", 0)

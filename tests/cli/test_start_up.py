@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from morecl import __main__
+from morecl.cli.terminal import INTERRUPTED
 from morecl.records import write_record
 from synthetic import make_record
 
@@ -110,3 +113,26 @@ def test_openmp_reads_the_policy_that_morecl_set() -> None:
     """OpenMP prints its settings when torch loads it."""
     done = in_a_process("import morecl, torch", OMP_DISPLAY_ENV="true")
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr or "OMP_WAIT_POLICY='PASSIVE'" in done.stderr
+
+
+def test_ctrl_c_during_imports_ends_without_a_traceback() -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "morecl.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from morecl.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code)
+"""
+    done = in_a_process(code)
+    assert (done.stdout, done.stderr) == (f"{INTERRUPTED}\n", "")
+
+
+def test_the_command_is_the_one_of_the_module() -> None:
+    (script,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "morecl"]
+    assert script.load() is __main__.main

@@ -49,7 +49,7 @@ class Sorting:
         left_out = "1 picture was" if len(places) == 1 else f"{len(places):,} pictures were"
         return [
             f"{left_out} left out, being in several classes at once: {_few(places)}. Remove the wrong files and teach "
-            "the folder again with --more"
+            "the others again, on the command line with --more"
         ]
 
     def notes_of_mistaught(self, names: Sequence[str], name: Name) -> list[str]:
@@ -59,9 +59,9 @@ class Sorting:
         stay = "1 image stays" if len(places) == 1 else f"{len(places):,} images stay"
         return [
             f"{stay} what the model was taught before, since it cannot unlearn one image: {_few(places)}. "
-            "To correct it, `morecl undo` the lesson that taught it, which also takes back later lessons, or "
-            f"`morecl forget` the class {shortened(sorted({before for _, before in self.mistaught}))}; then teach the "
-            "folder again with --more. If it was the first lesson, teach a new model"
+            "To correct it, undo the lesson that taught it, which also takes back later lessons, or forget the class "
+            f"{shortened(sorted({before for _, before in self.mistaught}))}; then teach the images again, on the "
+            "command line with --more. If it was the first lesson, teach a new model"
         ]
 
 

@@ -16,7 +16,7 @@ from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, shortened
 from morecl.classifier.plan import Plan, plan, within
-from morecl.classifier.reading import Read, Report, name_of, read
+from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError
@@ -138,6 +138,15 @@ def teach(
     )
 
 
+def taught(lessons: Sequence[Lesson]) -> tuple[str, str]:
+    """Action and words for the version that these lessons, of a course, made."""
+    new = [name for lesson in lessons if lesson.action == "learn" for name in lesson.classes]
+    known = [name for lesson in lessons if lesson.action == "add" for name in lesson.classes]
+    if not new:
+        return "add", shortened(known)
+    return "learn", shortened(new) + (f", and more images of {shortened(known)}" if known else "")
+
+
 def count_new(classifier: Classifier, images: Any, labels: Sequence[str], reading: Report | None = None) -> int:
     """How many of these images of classes it knows :meth:`Classifier.add` would take in.
 
@@ -148,12 +157,20 @@ def count_new(classifier: Classifier, images: Any, labels: Sequence[str], readin
 
 
 @dataclass(frozen=True)
-class Course:
-    """Images of classes it knows and of new ones as two lessons, by their positions: first ``add``, then ``learn``."""
+class Part:
+    """Images for :meth:`Classifier.learn` or :meth:`Classifier.add`, and the class of each."""
 
-    add: list[int]
-    learn: list[int]
-    notes: tuple[str, ...] = ()  # on images that are in neither lesson
+    action: Action
+    images: Any
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Images of classes it knows and of new ones as lessons: first those to ``add``, then those to ``learn``."""
+
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()  # on images that are in no part
     skipped: tuple[str, ...] = ()  # those of them that could not be read
 
 
@@ -163,7 +180,7 @@ def course(
     """Divide images into lessons so that each has something to learn; classes it knows are left alone unless ``more``.
 
     A lesson finds pictures in several classes among its own images. If there are known and new classes, they are found
-    here and are in neither lesson, also if the known classes are left alone.
+    here and are in neither lesson, also if the known classes are left alone. What was read for that is not read again.
 
     Raises:
         InputError: a new class cannot be learned, because of its name or because no image of it is left.
@@ -171,9 +188,11 @@ def course(
     known = set(classifier.classes)
     old = [i for i, name in enumerate(names) if name in known]
     new = [i for i, name in enumerate(names) if name not in known]
-    if not old or not new:
-        return Course(old if more else [], new)
-    taught = {names[i] for i in old}
+    if not new:
+        return Course((Part("add", images, list(names)),) if more else ())
+    if not old:
+        return Course((Part("learn", images, list(names)),))
+    again = {names[i] for i in old}
     given = set(names) if more else set(names) - known
     for name in set(names) - known:
         check_name(name)
@@ -182,15 +201,15 @@ def course(
         raise looked.nothing_new(empty, "learn", given)
     disputed = set(looked.found.positions[looked.sorting.disputed].tolist())
     notes = looked.sorting.of(given, looked.readable).notes_of_contradictory(looked.readable, looked.name)
-    learn = [i for i in new if i not in disputed]
+    learn = looked.part("learn", [i for i in new if i not in disputed])
     if not more:
-        return Course([], learn, tuple(notes))
-    if taught.issubset(looked.empty()):
-        of_taught = looked.sorting.of(taught, looked.readable)
-        why = looked.why_empty(taught, of_taught.notes_of_mistaught(looked.readable, looked.name))
-        notes.append(f"nothing new of {shortened(sorted(taught))}: {why}")
-        return Course([], learn, tuple(notes), looked.skipped(taught))
-    return Course([i for i in old if i not in disputed], learn, tuple(notes))
+        return Course((learn,), tuple(notes))
+    if again.issubset(looked.empty()):
+        of_again = looked.sorting.of(again, looked.readable)
+        why = looked.why_empty(again, of_again.notes_of_mistaught(looked.readable, looked.name))
+        notes.append(f"nothing new of {shortened(sorted(again))}: {why}")
+        return Course((learn,), tuple(notes), looked.skipped(again))
+    return Course((looked.part("add", [i for i in old if i not in disputed]), learn), tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -215,7 +234,12 @@ class _Looked:
         return [self.names[i] for i in self.found.positions.tolist()]
 
     def name(self, position: int) -> str:
-        return self._name_given(int(self.found.positions[position]))
+        return name_in(self.source, int(self.found.positions[position]))
+
+    def part(self, action: Action, chosen: Sequence[int]) -> Part:
+        """The images at the positions ``chosen`` in ``source`` as a lesson that need not read them again."""
+        given = [name_in(self.source, i) for i in range(len(self.names))]
+        return Part(action, Decoded(given, self.found).part(chosen), [self.names[i] for i in chosen])
 
     def empty(self) -> list[str]:
         """Classes of which no image is left to learn."""
@@ -226,7 +250,7 @@ class _Looked:
     def skipped(self, classes: Collection[str]) -> tuple[str, ...]:
         """The images of ``classes`` that could not be read, and why."""
         found = [(i, reason) for i, reason in self.found.problems if self.names[i] in classes]
-        return tuple(f"{self._name_given(i)}: {reason}" for i, reason in found)
+        return tuple(f"{name_in(self.source, i)}: {reason}" for i, reason in found)
 
     def why_empty(self, classes: Collection[str], notes: Sequence[str] = ()) -> str:
         """Why no image of ``classes`` is left to learn."""
@@ -247,9 +271,6 @@ class _Looked:
             notes.append("If the folder of a class was renamed, `morecl rename` renames the class")
         is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
         return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
-
-    def _name_given(self, index: int) -> str:
-        return name_of(self.source[index]) or f"image {index}"
 
 
 def _material(

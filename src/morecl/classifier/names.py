@@ -16,7 +16,8 @@ def check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise InputError(f"the name of a class must be text, not {name!r:.60}")
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
-        raise InputError(f"{name!r:.60} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
+        shown = repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
+        raise InputError(f"{shown} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
     if name.lower() == UNKNOWN:
         raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
 

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from morecl.data.cache import LEFT_FREE, cache_root
 from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
 from morecl.images import ImageArray, as_array, to_side, why_unreadable
-from morecl.pictures import AnyImages, Pictures, some
+from morecl.pictures import AnyImages, InMemory, Pictures, some
 from morecl.ram import available_bytes
 
 HELD_SHARE = 0.5  # of the available memory that images may take
@@ -36,18 +37,57 @@ class Read(NamedTuple):
     problems: list[tuple[int, str]]
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """Images that were read before, to be given in place of paths: nothing is read again, and names stay.
+
+    ``names`` of all of them (N), also of those that could not be read; the positions in ``found`` are among these.
+    """
+
+    names: Sequence[str]
+    found: Read
+
+    @classmethod
+    def of(cls, images: AnyImages, names: Sequence[str]) -> Decoded:
+        """Squares (N, S, S, 3) that could all be read."""
+        return cls(names, Read(images, np.arange(len(names)), []))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def part(self, chosen: Sequence[int]) -> Decoded:
+        """Those at the positions ``chosen``; no image is copied."""
+        images, positions, problems = self.found
+        row_of = {position: row for row, position in enumerate(positions.tolist())}
+        reasons = dict(problems)
+        rows = np.array([row_of[i] for i in chosen if i in row_of], np.int64)
+        places = np.array([place for place, i in enumerate(chosen) if i in row_of], np.int64)
+        lost = [(place, reasons[i]) for place, i in enumerate(chosen) if i in reasons]
+        pictures = images if isinstance(images, Pictures) else Pictures(InMemory(images))
+        return Decoded([self.names[i] for i in chosen], Read(pictures.rows(rows), places, lost))
+
+
 def name_of(image: Any) -> str | None:
     """The path of an image that is given by its path."""
     return str(image) if isinstance(image, str | Path) else None
 
 
-def read(images: Sequence[Any] | NDArray[Any], side: int, report: Report | None = None) -> Read:
+def name_in(images: Any, index: int) -> str:
+    """What to call the image at ``index``: its path, if it has one."""
+    return images.names[index] if isinstance(images, Decoded) else name_of(images[index]) or f"image {index}"
+
+
+def read(images: Sequence[Any] | NDArray[Any] | Decoded, side: int, report: Report | None = None) -> Read:
     """Paths, PIL images or arrays as squares of ``side`` pixels.
 
     Raises:
         TypeError, ValueError: an array of many images is not usable.
         InputError: they fit neither into memory nor onto the disk.
     """
+    if isinstance(images, Decoded):
+        if report:
+            report(len(images), len(images))
+        return images.found
     if hasattr(images, "shape"):
         array = to_side(as_array(images, side), side)
         return Read(array, np.arange(len(array)), [])

@@ -87,6 +87,8 @@ class ModelFolder:
             return True
         if self.path.is_file():
             raise InputError(f"{self.path} is a file; a model is a folder")
+        if self.path.is_symlink() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a link to {self.path.readlink()}, which is not there")
         if self.path.is_dir() and any(
             p.name != VERSIONS for p in self.path.iterdir() if not (_is_leftover(p) or belongs_to_claim(p))
         ):
@@ -132,6 +134,8 @@ class ModelFolder:
             InputError: another process changes it.
         """
         self.exists()  # refuses a folder that holds something else
+        if self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK):
+            raise InputError(f"{self.path} may not be written to, so the model in it cannot be changed")
         with claimed(self.path):
             yield
 
@@ -143,6 +147,9 @@ class ModelFolder:
         Args:
             keep: versions to keep, this one included.
             purge: keep no older version, because they hold what was to be forgotten.
+
+        Raises:
+            InputError: there is nothing to save; or the version is in use, but an older one could not be purged.
         """
         if not classifier.classes:
             raise InputError("nothing has been learned yet, so there is nothing to save")
@@ -162,6 +169,11 @@ class ModelFolder:
             morecl=__version__,
         )
         self._put([*versions, version][-1 if purge else -max(1, keep) :])
+        if purge and (left := self._leftovers([version])):
+            raise InputError(
+                f"{left[0]} could not be removed and still holds what was forgotten: remove it by hand. "
+                f"Version {number}, without it, is in use"
+            )
         return number
 
     def undo(self) -> Version:
@@ -217,14 +229,15 @@ class ModelFolder:
         self._remove_leftovers(versions)
 
     def _remove_leftovers(self, versions: list[Version]) -> None:
+        for path in self._leftovers(versions):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _leftovers(self, versions: list[Version]) -> list[Path]:
+        """What lies in the folder besides these versions: older ones, and drafts of an interrupted write."""
         named = {str(version.number) for version in versions}
         folder = self.path / VERSIONS
-        for path in [
-            *(folder.iterdir() if folder.is_dir() else ()),
-            *(p for p in self.path.iterdir() if _is_leftover(p)),
-        ]:
-            if path.parent != folder or path.name not in named:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        old = [path for path in folder.iterdir() if path.name not in named] if folder.is_dir() else []
+        return [*old, *(path for path in self.path.iterdir() if _is_leftover(path))]
 
 
 def _is_leftover(path: Path) -> bool:

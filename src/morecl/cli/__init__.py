@@ -21,7 +21,7 @@ from morecl import __version__, ranks
 from morecl.cli import bench, cache, listing, report, run, serve, suite
 from morecl.cli.grouped import GroupedCommands
 from morecl.cli.own import evaluate, learn, model, predict
-from morecl.cli.terminal import BAD_INPUT, FAILED, error_console
+from morecl.cli.terminal import BAD_INPUT, FAILED, error_console, printable
 from morecl.errors import DivergedError, InputError, RanksError
 
 app = typer.Typer(
@@ -67,15 +67,19 @@ def main() -> None:
     try:
         app()
     except (InputError, OSError) as error:
-        error_console().print(f"{ranks.before_error()}[red]error:[/red] {escape(_text(error))}")
+        error_console().print(f"{ranks.before_error()}[red]error:[/red] {_shown(_text(error))}", emoji=False)
         sys.exit(BAD_INPUT)
     except DivergedError as error:
-        error_console().print(f"{ranks.before_error()}[red]stopped:[/red] {escape(str(error))}")
+        error_console().print(f"{ranks.before_error()}[red]stopped:[/red] {_shown(str(error))}", emoji=False)
         sys.exit(FAILED)
     except RanksError as error:
         if ranks.tells_of_loss():
-            error_console().print(f"[red]stopped:[/red] {escape(str(error))}")
+            error_console().print(f"[red]stopped:[/red] {_shown(str(error))}", emoji=False)
         sys.exit(FAILED)
+
+
+def _shown(text: str) -> str:
+    return escape(printable(text, keep="\n"))
 
 
 def _text(error: InputError | OSError) -> str:
@@ -87,7 +91,7 @@ def _text(error: InputError | OSError) -> str:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     if ranks.is_main():
-        error_console().print(f"[yellow]warning:[/yellow] {escape(str(message))}")
+        error_console().print(f"[yellow]warning:[/yellow] {_shown(str(message))}", emoji=False)
 
 
 def _prepare_output() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from typing import NoReturn
 
 from rich.console import Console
@@ -29,6 +30,19 @@ def output_console() -> Console:
 
 def error_console() -> Console:
     return Console(stderr=True, soft_wrap=True)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` without what a terminal would obey: names of files may hold anything. ``keep``: signs that stay.
+
+    Spaces of any width stay: macOS has a narrow one in the names of screenshots.
+    """
+
+    def is_shown(sign: str) -> bool:
+        return sign.isprintable() or sign in keep or unicodedata.category(sign) == "Zs"
+
+    valid = text.encode("utf-8", "backslashreplace").decode()  # a name may be no valid text
+    return "".join(sign if is_shown(sign) else "\N{REPLACEMENT CHARACTER}" for sign in valid)
 
 
 def exit_interrupted(hint: str) -> NoReturn:

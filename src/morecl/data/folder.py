@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -181,12 +182,18 @@ def _subfolders(path: Path) -> tuple[str, ...]:
 
 def _images(folder: Path) -> list[Path]:
     """Image files in ``folder`` and its sub-folders, sorted, without hidden ones (.DS_Store, ._x.jpg, .cache/)."""
-
-    def visible(parts: Iterable[str]) -> bool:
-        return not any(part.startswith(".") for part in parts)
-
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
-    return sorted(p for p in found if visible(p.relative_to(folder).parts))
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise InputError(f"{folder} may not be read; allow it, or remove the folder.")
+    found: list[Path] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                found += _images(folder / entry.name)
+            elif Path(entry.name).suffix.lower() in EXTENSIONS and entry.is_file():
+                found.append(folder / entry.name)
+    return sorted(found)
 
 
 def _inside(path: Path, file: Path) -> str:

@@ -225,7 +225,7 @@ def test_a_picture_taught_under_a_wrong_class_is_named() -> None:
     assert lesson.classes == {"bee": 4} and lesson.held_back == 1 and lesson.duplicates == 31
     (note,) = lesson.notes
     assert "1 image stays what the model was taught before" in note
-    assert "image 30 (taught as 'ant', now 'bee')" in note and "`morecl forget` the class 'ant'" in note
+    assert "image 30 (taught as 'ant', now 'bee')" in note and "forget the class 'ant'" in note
     with pytest.raises(InputError, match=r"every image was seen before\. 1 image stays .* now 'bee'"):
         made.add(moved[:1], ["bee"])
     made.forget("ant")  # the way out that the note names

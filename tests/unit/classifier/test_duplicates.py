@@ -47,8 +47,8 @@ def test_notes_name_a_few_and_count_the_others() -> None:
     assert "2.png ('a') and 7.png ('b'); and 2 more. Remove the wrong files" in several and "3.png" not in several
     assert stay.startswith("4 images stay what the model was taught before")
     assert "10.png (taught as 'a', now 'c')" in stay and "; and 1 more. " in stay and "13.png" not in stay
-    assert "`morecl undo` the lesson that taught it, which also takes back later lessons, or `morecl forget`" in stay
-    assert "`morecl forget` the class 'a', 'b'; then teach the folder again with --more. " in stay
+    assert "undo the lesson that taught it, which also takes back later lessons, or forget" in stay
+    assert "forget the class 'a', 'b'; then teach the images again, on the command line with --more. " in stay
     assert stay.endswith("If it was the first lesson, teach a new model")
 
 

@@ -72,6 +72,29 @@ def test_a_lesson_from_disk_is_the_same_lesson(monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(from_disk.measured.ood_scores, in_memory.measured.ood_scores)
 
 
+def test_a_part_of_what_was_read_keeps_names_and_problems(files: list[Path]) -> None:
+    found = reading.read(files, SIDE)
+    part = reading.Decoded([file.name for file in files], found).part([7, 3, 0])
+    assert [reading.name_in(part, i) for i in range(len(part))] == ["7.png", "3.png", "0.png"]
+    told: list[tuple[int, int]] = []
+    images, positions, problems = reading.read(part, SIDE, lambda *numbers: told.append(numbers))
+    assert positions.tolist() == [0, 2] and told == [(3, 3)]
+    assert problems == [(1, found.problems[0][1])]
+    assert np.array_equal(images[:], tiny.pictures(0, 20)[[7, 0]])
+    assert [reading.name_in(part.part([2, 1]), i) for i in range(2)] == ["0.png", "3.png"]
+    assert reading.read(part.part([2, 1]), SIDE).positions.tolist() == [0]
+
+
+def test_a_lesson_of_what_was_read_is_the_same_lesson() -> None:
+    images, names = photos()
+    one, other = (Classifier(tiny.create("morerp", memory_size=20)) for _ in range(2))
+    one.learn(images, names)
+    everything = list(range(len(images)))
+    other.learn(reading.Decoded.of(np.stack(images), [str(i) for i in everything]).part(everything), names)
+    tiny.assert_same(tiny.snapshot(one.learner), tiny.snapshot(other.learner))
+    assert np.array_equal(one.held.images, other.held.images)
+
+
 def test_nothing_stays_on_disk(files: list[Path], little_memory: None) -> None:
     before = sorted(cache_root().iterdir()) if cache_root().exists() else []
     reading.read(files, SIDE)

@@ -131,6 +131,18 @@ def test_old_versions_go(first: Classifier, model: ModelFolder) -> None:
     assert [v.number for v in model.versions()] == [5] and [p.name for p in (model.path / VERSIONS).iterdir()] == ["5"]
 
 
+def test_what_was_forgotten_but_cannot_be_removed_is_named(
+    first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(InputError, match=r"versions/1 could not be removed .* Version 2, without it, is in use"):
+            model.commit(first, "forget", purge=True)
+    assert [v.number for v in model.versions()] == [2]
+    model.commit(first, "again")  # the next change removes it
+    assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["2", "3"]
+
+
 def test_a_backbone_is_kept_once(first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("morecl.checkpoint.SHIPPED", "another")
     model.commit(first, "a")

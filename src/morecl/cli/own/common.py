@@ -16,12 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from morecl.cli.terminal import error_console
+from morecl.cli.terminal import error_console, printable
 from morecl.errors import InputError
 
 if TYPE_CHECKING:
     from morecl.classifier import ModelFolder
     from morecl.classifier.results import Promise
+    from morecl.classifier.store import Version
 
 NAMED = 5  # unreadable images that are named one by one
 NAME_WIDTH, NUMBER_WIDTH = 6, 4  # columns of a table, at least
@@ -38,6 +39,14 @@ def existing(path: Path) -> ModelFolder:
     folder = ModelFolder(path)
     folder.versions()
     return folder
+
+
+def kept(store: ModelFolder, before: list[Version] | None) -> str:
+    """What a command that was stopped leaves; ``before``: the versions when it began, if it got so far."""
+    now = store.versions() if store.exists() else []
+    if before is None or now == before:
+        return "nothing has changed"
+    return f"version {now[-1].number} of {store.path} was saved already"
 
 
 def check_accept(accept: float) -> None:
@@ -119,7 +128,7 @@ def name_unreadable(problems: Sequence[str], say: Callable[[str], None] | None =
 
 
 def error_line(text: str) -> None:
-    error_console().print(f"[yellow]{escape(text)}[/yellow]", emoji=False, highlight=False)
+    error_console().print(f"[yellow]{escape(printable(text))}[/yellow]", emoji=False, highlight=False)
 
 
 def class_table(name: str, *heads: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,20 +20,22 @@ from morecl.cli.own.common import (
     class_table,
     counted,
     error_line,
+    kept,
     name_unreadable,
     out_of_memory_explained,
     percent,
     promise_lines,
     seconds_text,
 )
-from morecl.cli.terminal import exit_interrupted, output_console
-from morecl.errors import InputError
+from morecl.cli.terminal import exit_interrupted, output_console, printable
+from morecl.errors import DivergedError, InputError
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
 
 if TYPE_CHECKING:  # these import torch
-    from morecl.classifier import Classifier, Lesson, ModelFolder
-    from morecl.classifier.lesson import NothingNewError
+    from morecl.classifier import Classifier, Info, Lesson, ModelFolder
+    from morecl.classifier.lesson import NothingNewError, Part
+    from morecl.classifier.store import Version
 
 PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
 ROWS = 30  # classes that the table shows
@@ -69,8 +71,8 @@ def learn(
     """Teach a model new classes from a folder of images.
 
     The model is made at first. Of each class a part is held back and never trained on: it sets the threshold for
-    "unknown" and measures accuracy. If the command fails or is stopped, the model is as before, and so it is if there
-    is nothing new in the folder, which is no error.
+    "unknown" and measures accuracy. What the command learns is one version of the model. If it fails or is stopped, the
+    model is as before, and so it is if there is nothing new in the folder, which is no error.
     """
     from morecl.classifier.store import ModelFolder
     from morecl.data.folder import labelled_files
@@ -92,13 +94,15 @@ def learn(
             if is_new != (not store.exists()):
                 raise InputError(f"another process has just made {model}; repeat the command")
             classifier = _created(choices, device) if is_new else store.load(device=device)
-            lessons = teacher.lessons(classifier, files, names, more)
-            if not lessons:
+            parts = teacher.parts(classifier, files, names, more)
+            if parts:
+                teacher.teach(classifier, parts)
+            else:
                 teacher.expect_nothing_new(classifier, files, names)
-            for action, chosen in lessons:
-                teacher.teach(classifier, action, [files[i] for i in chosen], [names[i] for i in chosen])
     except KeyboardInterrupt:
-        exit_interrupted(teacher.kept())
+        exit_interrupted(escape(teacher.kept()))
+    except DivergedError as error:
+        raise DivergedError(f"{error}. {teacher.kept()}") from error
 
 
 def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) -> None:
@@ -129,7 +133,7 @@ def _created(choices: dict[str, Any], device: str | None) -> Classifier:
 
 
 class _Teacher:
-    """Gives the lessons, shows their progress and result, and makes each of them a version."""
+    """Gives the lessons of a command, shows their progress and results, and makes them one version."""
 
     def __init__(
         self,
@@ -147,19 +151,18 @@ class _Teacher:
         self._hold_back = hold_back
         self._minutes = minutes
         self._keep = keep
-        self._version: int | None = None
+        self._before: list[Version] | None = None  # versions, once nobody else can add one
 
     def kept(self) -> str:
-        """What ctrl-C leaves."""
-        if self._version is None:
-            return "nothing has changed"
-        return f"version {self._version} has the further images; the new classes were not learned"
+        """What a command that was stopped leaves."""
+        return kept(self._store, self._before)
 
-    def lessons(
-        self, classifier: Classifier, files: list[Path], names: list[str], more: bool
-    ) -> list[tuple[str, list[int]]]:
-        """What to do with these images: ("add" or "learn", their positions). Nothing if it knows all classes and is
-        not asked for ``more``. The user is told which images are left out.
+    def _versions(self) -> list[Version]:
+        return self._store.versions() if self._store.exists() else []
+
+    def parts(self, classifier: Classifier, files: list[Path], names: list[str], more: bool) -> Sequence[Part]:
+        """These images as lessons; none if it knows all classes and is not asked for ``more``. The user is told which
+        images are left out.
 
         Raises:
             InputError: a new class has nothing to learn.
@@ -167,6 +170,7 @@ class _Teacher:
         from morecl.classifier.lesson import NothingNewError, course
         from morecl.classifier.names import shortened
 
+        self._before = self._versions()
         known = set(classifier.classes)
         taught = [name for name in dict.fromkeys(names) if name in known]
         if taught and not more and not known.issuperset(names):
@@ -180,7 +184,7 @@ class _Teacher:
         name_unreadable(found.skipped)
         for note in found.notes:
             error_line(f"{note}.")
-        return [(action, chosen) for action, chosen in (("add", found.add), ("learn", found.learn)) if chosen]
+        return found.parts
 
     def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
         """Raise :class:`InputError` if there are further images of the classes, which it was not asked to take in."""
@@ -206,33 +210,39 @@ class _Teacher:
         text = f"nothing new in {self._folder}: {error.why}. {self._store.path} stays at version {version}"
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def teach(self, classifier: Classifier, action: str, files: list[Path], names: list[str]) -> None:
-        from morecl.classifier.lesson import NothingNewError
-        from morecl.classifier.names import shortened
+    def teach(self, classifier: Classifier, parts: Sequence[Part]) -> None:
+        """Teach them all, then save: if one fails, none was taught."""
+        from morecl.classifier.lesson import NothingNewError, taught
 
+        lessons: list[Lesson] = []
+        measured: list[Info] = []
         try:
             with _watching(self._console) as display:
-                common: dict[str, Any] = {"listener": display.epoch, "reading": display.reading}
-                if action == "learn":
-                    lesson = classifier.learn(files, names, hold_back=self._hold_back, minutes=self._minutes, **common)
-                else:
-                    lesson = classifier.add(files, names, hold_back=self._hold_back, **common)
+                for part in parts:
+                    lessons.append(self._taught(classifier, part, display))
+                    measured.append(classifier.info())
                 display.saving()
-                what = shortened(list(lesson.classes))
-                self._version = self._store.commit(classifier, action, what, keep=self._keep)
+                number = self._store.commit(classifier, *taught(lessons), keep=self._keep)
         except NothingNewError as error:
             self._say_nothing_new(error)
             return
-        name_unreadable(lesson.skipped)
-        show_lesson(self._console, classifier, lesson)
-        took = seconds_text(lesson.seconds)
+        for lesson, info in zip(lessons, measured, strict=True):
+            name_unreadable(lesson.skipped)
+            show_lesson(self._console, info, lesson)
+        took = seconds_text(sum(lesson.seconds for lesson in lessons))
         where = escape(str(self._store.path))
-        self._console.print(f"version {self._version} of {where}, {took}", soft_wrap=True, highlight=False)
+        self._console.print(f"version {number} of {where}, {took}", soft_wrap=True, highlight=False)
+
+    def _taught(self, classifier: Classifier, part: Part, display: LessonDisplay) -> Lesson:
+        common: dict[str, Any] = {"listener": display.epoch, "reading": display.reading, "hold_back": self._hold_back}
+        if part.action == "learn":
+            return classifier.learn(part.images, part.names, minutes=self._minutes, **common)
+        return classifier.add(part.images, part.names, **common)
 
 
-def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> None:
-    """What was learned, and how well."""
-    of = {each.name: each for each in classifier.info().classes}
+def show_lesson(console: Console, info: Info, lesson: Lesson) -> None:
+    """What was learned, and how well; ``info``: of the classifier after the lesson."""
+    of = {each.name: each for each in info.classes}
     is_new = lesson.action == "learn"
     heads = ("images learned" if is_new else "images added", "held back", "accuracy")
     table = class_table("new class" if is_new else "class", *heads)
@@ -242,7 +252,7 @@ def show_lesson(console: Console, classifier: Classifier, lesson: Lesson) -> Non
         table.add_row(Text(f"and {more} more", style="dim"))
     console.print(table)
     for line in _lines(lesson):
-        console.print(line, markup=False, emoji=False, highlight=False)
+        console.print(printable(line), markup=False, emoji=False, highlight=False)
 
 
 def _lines(lesson: Lesson) -> Iterator[str]:

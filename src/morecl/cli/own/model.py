@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,7 @@ from morecl.cli.own.common import (
     class_table,
     counted,
     existing,
+    kept,
     needed_width,
     percent,
     print_entry,
@@ -156,10 +158,11 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.", show_default=False)],
 ) -> None:
     """Give a class another name."""
+    from morecl.classifier import changes
+
     with _changed(existing(model)) as (store, classifier):
-        classifier.rename(old, new)
-        number = store.commit(classifier, "rename", f"{old!r} to {new!r}")
-    print(f"{old!r} is now {new!r}: version {number}")
+        said = changes.rename(store, classifier, old, new)
+    print(said)
 
 
 def forget(
@@ -169,24 +172,24 @@ def forget(
 ) -> None:
     """Forget a class for good.
 
-    Its images and sums leave the model's folder; all other classes answer as before. Older versions are removed
+    Its name and images leave the model's folder; all other classes answer as before. Older versions are removed
     too, because they hold the class.
     """
+    from morecl.classifier import changes
+
     store = existing(model)
     with _changed(store) as (_, classifier):
         if name not in classifier.classes:
             raise unknown_name("class", name, classifier.classes)
-        older = len(store.versions())
         if not yes:
             if not sys.stdin.isatty():
                 raise InputError(f"forgetting {name!r} cannot be undone; confirm it with --yes")
-            question = f"Forget {name!r} for good, and remove {counted(older, 'older version')} that hold it?"
+            question = f"Forget {name!r} for good, and remove {changes.older_versions(store)} that hold it?"
             if not typer.confirm(question):
                 print("nothing has changed")
                 raise SystemExit(FAILED)
-        classifier.forget(name)
-        number = store.commit(classifier, "forget", repr(name), purge=True)
-    print(f"{name!r} is forgotten: version {number}; {counted(older, 'older version')} removed, because they held it")
+        said = changes.forget(store, classifier, name)
+    print(said)
 
 
 def export(
@@ -214,11 +217,13 @@ def export(
 @contextmanager
 def _changed(store: ModelFolder) -> Iterator[tuple[ModelFolder, Classifier]]:
     """The model, to be changed and committed inside."""
+    before = None
     try:
         with sigterm_as_interrupt(), store.changing():
+            before = store.versions()
             yield store, store.load()
     except KeyboardInterrupt:
-        exit_interrupted("nothing has changed")
+        exit_interrupted(escape(kept(store, before)))
 
 
 def disk_usage(folder: Path) -> int:

@@ -33,7 +33,7 @@ from morecl.cli.own.common import (
     seconds_text,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_closed_pipe, exit_interrupted, output_console
+from morecl.cli.terminal import FAILED, exit_closed_pipe, exit_interrupted, output_console, printable
 from morecl.errors import InputError
 from morecl.on_ray.cluster import ClusterOptions
 
@@ -122,19 +122,24 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def images_in(path: str) -> Iterator[str]:
-    """The image files in a folder and its sub-folders, or the file itself; hidden ones are left out."""
+    """The image files in a folder and its sub-folders, or the file itself; hidden ones are left out.
+
+    A folder that may not be read comes last, itself: whoever opens it learns why.
+    """
     from morecl.data.folder import EXTENSIONS
 
     if not os.path.isdir(path):
         yield path
         return
-    for folder, inner, files in os.walk(path):
+    lost: list[OSError] = []
+    for folder, inner, files in os.walk(path, onerror=lost.append):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in sorted(files):
             if os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith("."):
                 file = os.path.join(folder, name)
                 if os.path.isfile(file) or not os.path.exists(file):  # to read a named pipe would wait for ever
                     yield file
+    yield from (str(error.filename) for error in lost)
 
 
 def listed(stream: IO[bytes]) -> Iterator[str]:
@@ -276,8 +281,7 @@ def answer_line(answer: Answer, widths: tuple[int, int], room: int | None) -> Te
     others = answer.top if answer.unknown else answer.top[1:]
     listed = ", ".join(f"{choice.label} {100 * choice.confidence:.0f} %" for choice in others[:OTHERS])
     sure = "" if answer.unknown or answer.confidence is None else f"{100 * answer.confidence:.1f} %"
-    path = (answer.path or "").encode("utf-8", "backslashreplace").decode()  # a name may be no valid text
-    path = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in path)
+    path = printable(answer.path or "")
     if room is not None:
         path = cut_left(path, room - cell_len(_cells(widths, "", "", "", "")))
     line = Text(_cells(widths, label, sure, listed, path), no_wrap=True)
