@@ -247,7 +247,7 @@ def test_a_class_is_renamed_and_forgotten_on_the_page(tmp_path: Path) -> None:
         assert [text for text in browser.console if "status of 4" not in text] == []
 
 
-def test_a_page_sees_that_a_version_was_replaced_by_another_of_its_number(tmp_path: Path) -> None:
+def test_a_page_sees_that_a_version_was_replaced_elsewhere(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
     with served(model) as address, Browser(tmp_path / "profile") as browser:
@@ -257,7 +257,6 @@ def test_a_page_sees_that_a_version_was_replaced_by_another_of_its_number(tmp_pa
         with folder.changing():
             folder.undo()
             changes.rename(folder, folder.load(), CLASSES[0], "other")
-        assert folder.versions()[-1].number == 2
         browser.wait_for("document.querySelectorAll('.class').length === 1")
         assert known(browser) == ["other"]
 

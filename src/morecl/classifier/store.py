@@ -1,6 +1,6 @@
 """A model as a folder with a history of versions.
 
-    MODEL/model.json       which versions there are, oldest first; the last is in use
+    MODEL/model.json       which versions there are, oldest first; the last is in use. No number is given twice
     MODEL/versions/3/      one version, complete: a learner (see morecl.checkpoint), classifier.json, held.safetensors
     MODEL/.lock            held by whoever changes the model
 
@@ -60,6 +60,11 @@ class History(BaseModel):
     model_config = ConfigDict(strict=True)
 
     versions: Annotated[list[Version], Field(min_length=1)]
+    last_number: Annotated[int, Field(ge=0)] = 0  # the highest that was ever given; models saved before have none
+
+    @property
+    def next_number(self) -> int:
+        return max(self.last_number, self.versions[-1].number) + 1
 
 
 class Details(BaseModel):
@@ -153,8 +158,9 @@ class ModelFolder:
         """
         if not classifier.classes:
             raise InputError("nothing has been learned yet, so there is nothing to save")
-        versions = self.versions() if self.exists() else []
-        number = versions[-1].number + 1 if versions else 1
+        history = self._history() if self.exists() else None
+        versions = history.versions if history else []
+        number = history.next_number if history else 1
         self._remove_leftovers(versions)
         with atomic_folder(self._folder(number)) as temporary:
             _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
@@ -168,7 +174,7 @@ class ModelFolder:
             accuracy=classifier.accuracy(),
             morecl=__version__,
         )
-        self._put([*versions, version][-1 if purge else -max(1, keep) :])
+        self._put([*versions, version][-1 if purge else -max(1, keep) :], number)
         if purge and (left := self._leftovers([version])):
             raise InputError(
                 f"{left[0]} could not be removed and still holds what was forgotten: remove it by hand. "
@@ -178,11 +184,11 @@ class ModelFolder:
 
     def undo(self) -> Version:
         """Go back to the version before; the newest one is removed. Returns the one that is now in use."""
-        versions = self.versions()
-        if len(versions) < 2:
+        history = self._history()
+        if len(history.versions) < 2:
             raise InputError(f"{self.path} has no earlier version to go back to")
-        self._put(versions[:-1])
-        return versions[-2]
+        self._put(history.versions[:-1], history.next_number - 1)
+        return history.versions[-2]
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 
@@ -222,10 +228,10 @@ class ModelFolder:
             raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
         return _read_sealed(file, History)
 
-    def _put(self, versions: list[Version]) -> None:
+    def _put(self, versions: list[Version], last_number: int) -> None:
         """Make these the model's versions and remove all others."""
-        value = {"format": FORMAT, "versions": [version.model_dump() for version in versions]}
-        write_json(self.path / MODEL, sealed(value))
+        history = History(versions=versions, last_number=last_number)
+        write_json(self.path / MODEL, sealed({"format": FORMAT, **history.model_dump()}))
         self._remove_leftovers(versions)
 
     def _remove_leftovers(self, versions: list[Version]) -> None:

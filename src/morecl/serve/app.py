@@ -202,9 +202,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["server"])
     async def ready() -> dict[str, Any]:
-        """The model is loaded; 503 until then. `created` tells versions of the same number apart, after an undo."""
-        version = service.current.version
-        return {"status": "ready", "version": version.number, "created": version.created}
+        """The model is loaded; 503 until then."""
+        return {"status": "ready", "version": service.current.version.number}
 
     @app.get("/metrics", tags=["server"])
     async def prometheus() -> Response:

@@ -17,7 +17,7 @@ from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder
 from morecl.classifier.store import DETAILS, HELD, MODEL, VERSIONS
 from morecl.errors import InputError
-from morecl.files import sealed
+from morecl.files import sealed, write_json
 
 
 def classifier(*kinds: int) -> Classifier:
@@ -64,6 +64,19 @@ def test_versions_and_undo(first: Classifier, model: ModelFolder) -> None:
         model.undo()
     with pytest.raises(InputError, match="has no version 2; it has 1"):
         model.load(2)
+
+
+def test_no_number_is_given_twice(first: Classifier, model: ModelFolder) -> None:
+    assert [model.commit(first, "again"), model.commit(first, "again")] == [2, 3]
+    model.undo()
+    model.undo()
+    assert model.commit(first, "again") == 4  # whoever knew a version 2 or 3 does not take this for it
+    assert [v.number for v in model.versions()] == [1, 4]
+    saved = json.loads((model.path / MODEL).read_text())
+    del saved["last_number"]  # as models were saved before
+    write_json(model.path / MODEL, sealed(saved))
+    model.undo()
+    assert model.commit(first, "again") == 5
 
 
 def test_a_damaged_version_names_the_way_back(first: Classifier, model: ModelFolder) -> None:

@@ -326,8 +326,8 @@ def test_a_change_made_elsewhere_is_noticed(serve: Serve, model: Path) -> None:
     until(lambda: client.get("/ready").json()["version"] == 1)
     weights = next((model / "versions" / "1").glob("held*"))
     with folder.changing():
-        folder.commit(folder.load(device="cpu"), "learn", "twice")
-        broken = next((model / "versions" / "2").glob("held*"))
+        number = folder.commit(folder.load(device="cpu"), "learn", "twice")
+        broken = next((model / "versions" / str(number)).glob("held*"))
         broken.write_bytes(weights.read_bytes()[:-5])
         os.utime(model / "model.json", ns=(1, 1))
     until(lambda: client.get("/info").json()["problem"])

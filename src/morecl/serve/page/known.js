@@ -118,9 +118,8 @@ function versions(info) {
 }
 
 export function drawKnown(info) {
-  const key = `${info.version.number} ${info.version.created}`;
-  if (key === shown) return;
-  shown = key;
+  if (info.version.number === shown) return;
+  shown = info.version.number;
   document.title = `${info.model} · morecl`;
   $("model").textContent = info.model;
   $("summary").textContent = `Knows ${counted(info.classes.length, "class", "classes")}. Version ${info.version.number}, ${info.method} on ${info.backbone}, ${info.image_size} × ${info.image_size} pixels.`;

@@ -24,8 +24,8 @@ async function refresh() {
 
 async function look() {
   try {
-    const { version, created } = await call("/ready");
-    if (version !== info?.version.number || created !== info.version.created) await refresh();
+    const { version } = await call("/ready");
+    if (version !== info?.version.number) await refresh();
     learning = await findLessons();
     status(learning ? "learning" : "ready", learning ? "busy" : "ready");
   } catch (failure) {
