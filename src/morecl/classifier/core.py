@@ -357,16 +357,11 @@ class Classifier:
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Put everything back if something fails inside."""
-        learner = self.learner
-        state = {key: value.clone() for key, value in learner.state().items()}
-        classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
-        config, memory_size = learner.config, learner.memory.size
+        before = self.learner.snapshot()
         own = self.held, self.seen, list(self.images), list(self.curve), self.measured
         try:
             yield
         except BaseException:
-            learner.config, learner.memory.size = config, memory_size
-            learner.restore(classes, sizes, state)
-            learner.seconds = seconds
+            self.learner.go_back(before)
             self.held, self.seen, self.images, self.curve, self.measured = own
             raise

@@ -338,15 +338,13 @@ def _fitted_into(
     count = min(len(images), PROBE * wanted.batch_size)
     chosen = np.linspace(0, len(images) - 1, count).astype(int)
     events: list[EpochDone] = []
-    state = {key: value.clone() for key, value in learner.state().items()}
-    classes, sizes, seconds = list(learner.classes), list(learner.task_sizes), dict(learner.seconds)
+    before = learner.snapshot()
     started = time.monotonic()
     try:
         _configure(learner, replace(wanted, epochs=1))
         learner.learn_task(images[chosen], [names[i] for i in chosen], events.append)
     finally:
-        learner.restore(classes, sizes, state)
-        learner.seconds = seconds
+        learner.go_back(before)
     took = time.monotonic() - started
     speed = next((e.images_per_second for e in events if not e.stage and e.images_per_second), count / took)
     rest = max(0.0, took - count / speed)  # statistics, earlier heads; grows less than the number of images

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,19 @@ SCORING: Role = "scoring"
 State = dict[str, Tensor]
 # Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
 FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a learner was at one moment; see :meth:`BetweenTasks.snapshot`."""
+
+    classes: list[Hashable]
+    task_sizes: list[int]
+    state: State  # copies
+    unread: Pictures | None
+    memory_size: int
+    config: SgdConfig
+    seconds: dict[str, float]
 
 
 class BetweenTasks(TrainingTools):
@@ -137,21 +151,35 @@ class BetweenTasks(TrainingTools):
                 draw = generator(config.seed, "memory size", len(self.task_sizes), self.memory_size)
                 self.memory.resize(self.memory_size, draw)
 
+    def snapshot(self) -> Snapshot:
+        """What :meth:`go_back` needs to undo whatever comes next."""
+        return Snapshot(
+            classes=list(self.classes),
+            task_sizes=list(self.task_sizes),
+            state={key: value.clone() for key, value in self.state().items()},
+            unread=self.memory.unread,
+            memory_size=self.memory.size,
+            config=self.config,
+            seconds=dict(self.seconds),
+        )
+
+    def go_back(self, before: Snapshot) -> None:
+        """Become again what the learner was ``before``."""
+        self.config, self.memory.size = before.config, before.memory_size
+        self.restore(before.classes, before.task_sizes, before.state, before.unread)
+        self.seconds = dict(before.seconds)
+
     # ---- helpers ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _all_or_nothing(self, task: int) -> Iterator[None]:
         """Put the learner back to what it was if anything goes wrong inside, an interruption included."""
-        before = {key: value.clone() for key, value in self.state().items()}
-        classes, sizes, seconds = list(self.classes), list(self.task_sizes), dict(self.seconds)
-        config, places, unread = self.config, self.memory.size, self.memory.unread
+        before = self.snapshot()
         self._changing = True
         try:
             yield
         except BaseException as error:
-            self.config, self.memory.size = config, places
-            self.restore(classes, sizes, before, unread)
-            self.seconds = seconds
+            self.go_back(before)
             if isinstance(error, LinAlgError):
                 raise DivergedError(
                     f"training diverged: task {task + 1}: {error}; lower the learning rate (lr)"

@@ -156,6 +156,18 @@ def test_a_file_with_images_from_disk_is_what_safetensors_writes(
         assert int.from_bytes(file.read(8), "little") % 8 == 0
 
 
+def test_a_learner_goes_back_to_images_on_disk(nothing_held: None) -> None:
+    learner = learner_of(Joint)
+    _, tasks = tasks_on_disk()
+    for x, y in tasks[:2]:
+        learner.learn_task(x, y)
+    before, images = learner.snapshot(), learner.memory.images[:]
+    learner.learn_task(*tasks[2])
+    learner.go_back(before)
+    assert learner.memory.unread is not None and np.array_equal(learner.memory.images[:], images)
+    assert learner.task_sizes == [2, 2] and len(learner.memory) == 32
+
+
 def test_a_failed_task_leaves_the_images_of_before(nothing_held: None, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = learner_of(Joint)
     _, tasks = tasks_on_disk()
