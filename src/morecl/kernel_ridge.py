@@ -9,8 +9,9 @@ and with K (N, N) over the N kept images, Y (N, C) one-hot and W = diag(weights)
     A = (K + r W^-1)^-1 Y,    outputs(z) = k(z, images) A.
 
 This is what :class:`morecl.ridge.Ridge` tends to with more and more random features, and what is kept is smaller than
-its sums as long as there are fewer than some 100,000 images: 2 D bytes per image instead of 4 m^2 in all. The order in
-which images come, and in how many tasks, makes no difference, and images can be added at any time.
+its sums as long as there are fewer than some 100,000 images: 2 D bytes per image instead of 4 m^2 in all. Images can
+be added at any time. s is that of the images added first; apart from it, the order in which images come, and in how
+many tasks, makes no difference.
 
 Strength r and the sharpness t of softmax(t outputs) are chosen together: those with the least cross-entropy when up to
 2,000 images are left out one at a time. That is closed form; without image i in the system, its outputs are
@@ -29,13 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.random import generator
-from morecl.ridge import best_sharpness, descend, spread
+from morecl.ridge import LEFT_OUT, best_sharpness, descend, spread
 from morecl.triangle import Triangle
 
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # k(a, a) is 1
 EXACT = 8192  # images up to which everything is computed in float64
 LIGHT = 4.0  # weight up to which float32 will do for more images
-LEFT_OUT = 2000  # images that are left out in turn
 CHUNK = 4096  # images whose distances to all others are held at once
 NO_CLASS = -1  # column of an image whose class was forgotten
 SAME = 0.999  # kernel of two features of one picture, at least: they differ by rounding, k(a, a) is 1
@@ -78,7 +78,6 @@ class KernelRidge(nn.Module):
         image counts for as many as it stands for."""
         super().__init__()
         self.dim, self.capacity, self.seed = dim, capacity, seed
-        self.classes = 0
         self._made: tuple[Tensor, int, Reference] | None = None  # from which features, in which state
         self.register_buffer("scale", torch.zeros((), dtype=torch.float64))  # 0: nothing was added yet
         self.register_buffer("features", torch.zeros(0, dim, dtype=torch.float16))
@@ -91,9 +90,12 @@ class KernelRidge(nn.Module):
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def classes(self) -> int:
+        return self.dual.shape[1]
+
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more."""
-        self.classes += classes
         self.dual = F.pad(self.dual, (0, classes))
 
     def clear(self) -> None:
@@ -137,18 +139,28 @@ class KernelRidge(nn.Module):
             self._keep(kept)
 
     def _thin(self) -> None:
-        """Cut every class down to an equal share of ``capacity``."""
-        draw = generator(self.seed, "kept features", self.classes)
-        order = torch.randperm(len(self), generator=draw).to(self.columns.device)
+        """Cut every class down to an equal share of ``capacity``; each of its images then counts the same.
+
+        Which images stay is decided by a hash of their features, not by when they came: however often images are added
+        and let go, those of a class are a random sample of all that it ever had.
+        """
+        order = self._hashes().argsort(stable=True)
         present = self.columns.unique()
         quota = max(1, self.capacity // len(present))
         kept = torch.zeros(len(self), dtype=torch.bool, device=self.columns.device)
         for column in present:
             own = order[self.columns[order] == column]
-            total = self.weights[own].sum()
+            if len(own) > quota:
+                self.weights[own[:quota]] = self.weights[own].sum() / quota
             kept[own[:quota]] = True
-            self.weights[own[:quota]] *= total / self.weights[own[:quota]].sum()
         self._keep(kept)
+
+    def _hashes(self) -> Tensor:
+        """(N,), int64: as good as random, from the bits of the features and the seed alone."""
+        draw = generator(self.seed, "kept features")
+        factors = torch.randint(-(2**63), 2**63 - 1, (self.dim,), generator=draw).to(self.features.device)
+        bits = self.features.view(torch.int16)
+        return torch.cat([(part.long() * factors).sum(1) for part in bits.split(CHUNK)])
 
     def _keep(self, kept: Tensor) -> None:
         for name in ("features", "columns", "weights", "dual"):

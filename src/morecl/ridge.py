@@ -8,8 +8,9 @@ standard deviation of the first features added. With G = sum phi phi^T (m, m) an
 Sums do not care in which order or in how many tasks the images came, so W is what all images at once would give, as
 long as the features z of an image never change (McDonnell et al., RanPAC, NeurIPS 2023).
 
-An image of a class that was forgotten stays in G, since all weights would change without it. If it is added again, its
-former part is taken out of G. To recognise it, a sketch of every image is kept: ``SKETCH`` projections of its features.
+An image of a class that was forgotten stays in G, since all weights would change without it. If it is added again, it
+is not counted in G twice; if it stood in for others, it does so again. To recognise it, a sketch of every image is
+kept: ``SKETCH`` projections of its features.
 
 Strength r and the temperature that turns outputs into probabilities are chosen by leaving out one image at a time, in
 closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its outputs without itself in the sums are
@@ -31,6 +32,7 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of
 LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
+LEFT_OUT = 2000  # images that are left out in turn
 SKETCH = 16  # numbers kept of each image
 SAME = 1e-3  # mean squared difference of two sketches of one picture, at most: they differ by rounding
 NO_CLASS = -1  # column of an image whose class was forgotten
@@ -139,6 +141,7 @@ class Ridge(nn.Module):
         if self.forgets:
             sketches = self._sketched(features)
             former = self._take_out(sketches)
+            weights = torch.maximum(weights, former)  # less would leave G with negative eigenvalues, through rounding
             self.sketches = torch.cat([self.sketches, sketches])
             self.columns = torch.cat([self.columns, columns])
             self.weights = torch.cat([self.weights, weights])
@@ -180,10 +183,13 @@ class Ridge(nn.Module):
         """Make the classifier. Strength and sharpness are those that serve these images best, each left out in turn.
 
         The images, (N, D) and (N,), must be among those added, with the same ``weights``. None is of a class in
-        ``without``, (C,) bool: such classes have been forgotten.
+        ``without``, (C,) bool: such classes have been forgotten. Of more than ``LEFT_OUT`` every so-many-th is taken.
         """
         if weights is None:
             weights = torch.ones(len(features), device=features.device)
+        if len(features) > LEFT_OUT:
+            chosen = torch.arange(LEFT_OUT, device=features.device) * len(features) // LEFT_OUT
+            features, columns, weights = features[chosen], columns[chosen], weights[chosen]
         onehot = F.one_hot(columns, self.classes).double()
         gram = unpacked(self.gram, self.width)
         unit = gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)

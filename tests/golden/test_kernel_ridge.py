@@ -123,6 +123,20 @@ def test_capacity_keeps_an_equal_part_of_each_class_and_its_weight() -> None:
     torch.testing.assert_close(totals, torch.tensor([30.0, 30.0, 30.0, 10.0]))
 
 
+def test_what_is_kept_of_many_additions_is_a_random_sample_of_all_images() -> None:
+    z, y = images(1000, 1)
+    made = taught([(z, y)], capacity=100)
+    slowly = KernelRidge(6, 100, seed=0)
+    slowly.scale.fill_(1.0)
+    slowly.grow(1)
+    for part in z.split(10):
+        slowly.add(part, torch.zeros(10, dtype=torch.int64))
+    kept = [int((z == row).all(1).nonzero()[0]) for row in slowly.features.float()]
+    assert sorted(kept) == sorted(int((z == row).all(1).nonzero()[0]) for row in made.features.float())
+    torch.testing.assert_close(slowly.weights, torch.full((100,), 10.0))
+    assert abs(np.mean(kept) - 500) < 3 * 1000 / np.sqrt(12 * 100)  # from the whole stream, not from its ends
+
+
 def test_state_comes_back_with_any_number_of_images() -> None:
     z, y = images(25, 3)
     made = taught([(z, y)])

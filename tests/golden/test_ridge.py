@@ -151,14 +151,40 @@ def test_a_forgotten_class_that_is_taught_again_counts_once(chunk: int, monkeypa
     own = np.flatnonzero(columns == 1)
     nearly = features[own[:-2]] * (1 + 1e-4 * torch.randn(len(own) - 2, DIM, generator=generator(0, "rounding")))
     made.add(nearly, torch.full((len(nearly),), 3))  # all but two, as another batch computes them
-    counted = np.where(columns == 1, 1.0, weights)
-    counted[own[-2:]] = 2.5  # examples of no class any more
+    counted = weights.numpy()  # those that stood in for others do so again, the last two as examples of no class
     onehot = np.eye(4)[np.where(columns == 1, 3, columns)]
     onehot[own[-2:]] = 0
     gram, cross = (phi.T * counted) @ phi, (phi.T * counted) @ onehot
     assert np.abs(unpacked(made.gram, WIDTH).numpy() - gram).max() <= 1e-3 * gram.max()
     assert np.abs(made.cross.numpy() - cross).max() <= 1e-3 * cross.max()
     assert np.bincount(made.columns + 1).tolist() == [2, *np.bincount(columns)[[0]], 0, 30, 28]
+
+
+def test_sums_stay_positive_when_images_that_stood_in_for_many_come_again() -> None:
+    features, columns = images(90, 3)
+    made = ridge(3, forgets=True)
+    made.add(features, columns, torch.where(columns == 1, 20.0, 1.0))
+    made.drop(1)
+    noise = torch.randn(int((columns == 1).sum()), DIM, generator=generator(0, "rounding"))
+    made.grow(1)
+    again, column = features[columns == 1] * (1 + 1e-2 * noise), torch.full((len(noise),), 3)
+    made.add(again, column)
+    eigenvalues = torch.linalg.eigvalsh(unpacked(made.gram, WIDTH))
+    assert eigenvalues.min() > -1e-9 * eigenvalues.max()
+    made.solve(again, column, torch.full((len(noise),), 20.0), torch.tensor([False, True, False, False]))
+    assert (made(again).argmax(1) == 3).float().mean() > 0.9
+
+
+def test_of_many_images_some_choose_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, columns = images(90, 3)
+    all_, some = ridge(3), ridge(3)
+    for made in (all_, some):
+        made.add(features, columns)
+    some.solve(features[::3], columns[::3])
+    monkeypatch.setattr("morecl.ridge.LEFT_OUT", 30)
+    all_.solve(features, columns)
+    assert all_.place == some.place and all_.sharpness == some.sharpness
+    assert torch.equal(all_.weight, some.weight)
 
 
 def test_images_like_forgotten_ones_are_added_to_them() -> None:
@@ -250,7 +276,8 @@ def test_a_strength_lost_in_rounding_is_raised() -> None:
     made.gram.copy_(packed(gram))
     made.cross.fill_(1e10)
     made.solve_with(1e-8)
-    assert made.weight.flatten().tolist() == pytest.approx([1 / WIDTH] * WIDTH, rel=1e-3)
+    # the condition number is 4e13, so a hundredth may be rounding, and how much depends on the machine
+    assert made.weight.flatten().tolist() == pytest.approx([1 / WIDTH] * WIDTH, rel=0.1)
     made.solve_with(1e8)  # strengths that count are taken as they are
     assert made.weight.flatten().tolist() == pytest.approx([1e10 / (WIDTH * 1e10 + 1e8)] * WIDTH, rel=1e-6)
 

@@ -93,6 +93,7 @@ class MorerpRule(MoreRule):
 
     source: Tensor
     counts: Tensor
+    counted: Tensor
     mixed: Tensor
 
     def __init__(
@@ -114,13 +115,15 @@ class MorerpRule(MoreRule):
         self.asked = asked
         self.register_buffer("source", torch.zeros((), dtype=torch.int64))  # task whose network feeds the classifier
         self.register_buffer("counts", torch.zeros(0))  # images of each class that were learned
-        # classes of which some images in the sums stand in for others and some do not
+        self.register_buffer("counted", torch.zeros(0))  # what one in memory counts in the sums: more if it stands in
+        # classes of which some images in the sums stand in for others and some do not, or nobody knows for how many
         self.register_buffer("mixed", torch.zeros(0, dtype=torch.bool))
 
     def grow(self, classes: int) -> None:
         super().grow(classes)
         self.ridge.grow(classes)
         self.counts = F.pad(self.counts, (0, classes))
+        self.counted = F.pad(self.counted, (0, classes), value=1.0)
         self.mixed = F.pad(self.mixed, (0, classes))
 
     # ---- after a task -----------------------------------------------------------------------------------------
@@ -156,10 +159,10 @@ class MorerpRule(MoreRule):
         if isinstance(self.ridge, KernelRidge):
             self.ridge.solve(self.forgotten)
             return
-        known = ~self.mixed[stored]  # nobody knows which of the images in memory stand in for others
+        known = ~self.mixed[stored]  # of the others nobody knows which of the images in memory stand in for how many
         if known.any():
             features = learned.memory_features(self.network)[known]
-            self.ridge.solve(features, stored[known], self._weights(stored)[known], self.forgotten)
+            self.ridge.solve(features, stored[known], self.counted[stored[known]], self.forgotten)
         else:
             self.ridge.solve(learned.features(self.network), columns, without=self.forgotten)
 
@@ -168,21 +171,23 @@ class MorerpRule(MoreRule):
         self.source.fill_(learned.task.index)
         self.ridge.clear()
         self.mixed.zero_()
-        older = stored < learned.task.first_column
-        self.ridge.add(learned.memory_features(self.network)[older], stored[older], self._weights(stored)[older])
-
-    def _weights(self, stored: Tensor) -> Tensor:
-        """What each image in memory counts in the sums: more than 1 if it stands in for others of its class."""
         held = torch.bincount(stored, minlength=len(self.counts)).clamp(min=1)
-        return torch.where(self._standing_in(), self.counts / held, 1.0)[stored]
+        self.counted = torch.where(self._standing_in(), self.counts / held, 1.0)
+        older = stored < learned.task.first_column
+        self.ridge.add(learned.memory_features(self.network)[older], stored[older], self.counted[stored[older]])
 
     def _standing_in(self) -> Tensor:
         """(C,): the classes that are older than the network, for which images in memory stand in."""
         return torch.arange(len(self.counts), device=self.counts.device) < sum(self.sizes[: int(self.source)])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Models saved by an older morecl do not say what the images that stand in for others count in the sums."""
+        says_it = prefix + "counted" in state_dict
         state_dict.setdefault(prefix + "mixed", torch.zeros_like(self.mixed))
+        state_dict.setdefault(prefix + "counted", torch.ones_like(self.counted))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if not says_it:
+            self.mixed |= self._standing_in()
 
     # ---- answers ----------------------------------------------------------------------------------------------
 

@@ -202,10 +202,23 @@ def test_a_small_first_task_hands_over_to_a_larger_one(projection: int | None) -
         totals = torch.zeros(6).index_add(0, ridge.columns, ridge.weights)
         assert torch.allclose(totals, torch.full((6,), 8.0))
         assert (ridge.columns == 0).sum() < 8
-    held = learner.memory.columns
-    weights = learner.rule._weights(torch.from_numpy(held)).numpy()
-    counts = {c: 8 / (held == c).sum() for c in set(held.tolist())}
-    assert np.allclose(weights, [counts[c] if c == 0 else 1 for c in held])
+    held = int((learner.memory.columns == 0).sum())
+    before = learner.rule.counted.clone()
+    assert before[0] > 1 and (before[1:] == 1).all()
+    teach(learner, (6, 7, 8))
+    assert (learner.memory.columns == 0).sum() < held  # fewer are in memory, but in the sums nothing has changed
+    ridge = learner.rule.ridge
+    assert torch.equal(learner.rule.counted, torch.cat([before, torch.ones(3)]))
+    assert torch.equal(ridge.weights.float(), learner.rule.counted[ridge.columns])
+
+
+def test_weights_in_the_sums_of_an_older_model_are_not_guessed() -> None:
+    learner = teach(morerp(projection=SUMS), (0,), (1, 2, 3))
+    state = learner.state()
+    del state["rule.counted"]
+    learner.restore(list(learner.classes), list(learner.task_sizes), state)
+    assert learner.rule.mixed.tolist() == [True, False, False, False]
+    teach(learner, (4, 5))
 
 
 def test_tasks_of_unequal_size_are_told_apart() -> None:
