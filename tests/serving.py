@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +67,3 @@ def pictures(kind: int, count: int, draw: int = 9) -> list[bytes]:
 def parts(files: list[bytes], name: str = "x.png") -> list[tuple[str, tuple[str, bytes]]]:
     """For ``client.post(..., files=...)``."""
     return [("files", (name, data)) for data in files]
-
-
-def until(condition: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """The value of ``condition``, once it is true."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.05)
-    return value

@@ -18,13 +18,13 @@ def rename(folder: ModelFolder, classifier: Classifier, old: str, new: str) -> s
 
 def forget(folder: ModelFolder, classifier: Classifier, name: str) -> str:
     """Forget a class, and remove all older versions; otherwise as :func:`rename`."""
-    removed = older_versions(folder)
+    removed = to_be_removed(folder)
     classifier.forget(name)
-    number = folder.commit(classifier, "forget", repr(name), purge=True)
-    return f"{name!r} is forgotten: version {number}; {removed} removed, because they held it"
+    number = folder.commit(classifier, "forget", "a class", purge=True)  # its name leaves the folder
+    return f"{name!r} is forgotten: version {number}; {removed} removed"
 
 
-def older_versions(folder: ModelFolder) -> str:
-    """``2 older versions``: those that forgetting a class would remove."""
+def to_be_removed(folder: ModelFolder) -> str:
+    """``2 older versions``: those that forgetting a class removes, because they hold it."""
     count = len(folder.versions())
     return f"{count} older version{'' if count == 1 else 's'}"

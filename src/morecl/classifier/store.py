@@ -63,8 +63,8 @@ class History(BaseModel):
     last_number: Annotated[int, Field(ge=0)] = 0  # the highest that was ever given; models saved before have none
 
     @property
-    def next_number(self) -> int:
-        return max(self.last_number, self.versions[-1].number) + 1
+    def highest(self) -> int:
+        return max(self.last_number, self.versions[-1].number)
 
 
 class Details(BaseModel):
@@ -160,7 +160,7 @@ class ModelFolder:
             raise InputError("nothing has been learned yet, so there is nothing to save")
         history = self._history() if self.exists() else None
         versions = history.versions if history else []
-        number = history.next_number if history else 1
+        number = history.highest + 1 if history else 1
         self._remove_leftovers(versions)
         with atomic_folder(self._folder(number)) as temporary:
             _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
@@ -187,7 +187,7 @@ class ModelFolder:
         history = self._history()
         if len(history.versions) < 2:
             raise InputError(f"{self.path} has no earlier version to go back to")
-        self._put(history.versions[:-1], history.next_number - 1)
+        self._put(history.versions[:-1], history.highest)
         return history.versions[-2]
 
     # ---- helpers ----------------------------------------------------------------------------------------------

@@ -202,8 +202,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["server"])
     async def ready() -> dict[str, Any]:
-        """The model is loaded; 503 until then."""
-        return {"status": "ready", "version": service.current.version.number}
+        """The model is loaded; 503 until then. `problem`: why a newer version on disk is not in use."""
+        return {"status": "ready", "version": service.current.version.number, "problem": service.problem}
 
     @app.get("/metrics", tags=["server"])
     async def prometheus() -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -71,7 +72,7 @@ class Jobs:
         uploads: private folder for the images of lessons that wait or run.
         refresh: loads the newest version from disk and puts it in use; called after each lesson and, when there is
             nothing to do, every second, because others may change the model as well.
-        newest: differs after each change of the model on disk, to tell whether a killed lesson had been saved.
+        newest: number of the newest version on disk, to tell whether a killed lesson had been saved.
         ended: told the state of each job that ends.
     """
 
@@ -81,7 +82,7 @@ class Jobs:
         uploads: Path,
         *,
         refresh: Callable[[], None],
-        newest: Callable[[], object],
+        newest: Callable[[], int],
         ended: Callable[[str], None] = lambda state: None,
         device: str | None = None,
         limits: Limits | None = None,
@@ -182,13 +183,17 @@ class Jobs:
                 self._refresh_quietly()
                 continue
             with self.changing:
-                self._teach(*found)
+                try:
+                    self._teach(*found)
+                except Exception as error:  # this thread must go on, or no further lesson would ever begin
+                    logging.getLogger(__name__).exception("a lesson failed")
+                    self._end(found[0], "failed", error=f"the lesson failed: {type(error).__name__}: {error}")
 
     def _next(self) -> tuple[Job, Labels] | None:
         return next((entry for entry in self._jobs.values() if entry[0].state == "queued"), None)
 
     def _teach(self, job: Job, labels: Labels) -> None:
-        before, last = self._newest(), {}
+        before, last = self._newest(), {}  # the process says again which version it goes on from
         try:
             process = self._start(job, labels)
             if process is None:
@@ -198,6 +203,7 @@ class Jobs:
                 for line in process.stdout:
                     with suppress(ValueError):
                         last = json.loads(line)
+                        before = last.get("from", before)
                         self._hear(job, last)
                 assert process.stdin is not None
                 with suppress(OSError):
@@ -212,11 +218,11 @@ class Jobs:
             shutil.rmtree(self._folder(job), ignore_errors=True)
         if "error" in last:
             self._end(job, "failed", error=str(last["error"]))
-        elif "version" in last or self._newest() != before:  # saved, even if it was killed right after that
+        elif "version" in last or self._newest() > before:  # saved, even if it was killed right after that
             self._change(job, step="switching to the new version", share=0.98, seconds_left=None)
             try:
                 self._refresh()
-            except (InputError, OSError) as error:
+            except InputError as error:
                 self._end(job, "failed", error=f"saved, but the new version cannot be loaded: {error}")
                 return
             self._end(job, "done", version=last.get("version"), lessons=last.get("lessons", []))
@@ -256,7 +262,7 @@ class Jobs:
             self._change(job, step=str(event["step"]), share=share, seconds_left=event.get("left"))
 
     def _refresh_quietly(self) -> None:
-        with suppress(InputError, OSError):  # the service keeps the reason; the version in use goes on
+        with suppress(InputError):  # the service keeps the reason; the version in use goes on
             self._refresh()
 
     # ---- helpers ----------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Service:
             self.folder.path.resolve(),
             uploads,
             refresh=self.refresh,
-            newest=self._signature,
+            newest=self._newest,
             ended=lambda state: self.metrics.jobs.labels(state).inc(),
             device=device,
             limits=self.limits,
@@ -111,16 +111,22 @@ class Service:
                 self._use(self._read())
 
     def refresh(self) -> None:
-        """Load the newest version if it is not the one in use, then switch to it in one step."""
+        """Load the newest version if it is not the one in use, then switch to it in one step.
+
+        Raises:
+            InputError: it cannot be loaded, for whatever reason. The version in use goes on, ``problem`` says why, and
+                the same version is not tried again.
+        """
         with self._loading:
             signature = self._signature()
             if self._loaded is None or signature in (None, self._loaded.signature, self._refused):
                 return
             try:
                 loaded = self._read()
-            except (InputError, OSError) as error:
-                self._refused, self.problem = signature, str(error)
-                raise
+            except Exception as error:  # also of the device, such as too little memory for two versions
+                self.problem = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                self._refused = signature
+                raise InputError(self.problem) from error
             self._use(loaded)
 
     @property
@@ -150,20 +156,21 @@ class Service:
 
     def forget(self, name: str, *, confirmed: bool) -> str:
         """Forget a class for good, on disk and here; what to tell the user."""
+        if not confirmed:
+            self._require_class(name, self.current.classifier)
+            removed = changes.to_be_removed(self.folder)
+            raise RefusedError(
+                400, f"forgetting {name!r} cannot be undone and removes {removed}; confirm it with confirm=true"
+            )
         with self._changing():
-            classifier = self._class_of_newest(name)
-            if not confirmed:
-                older = changes.older_versions(self.folder)
-                raise RefusedError(
-                    400, f"forgetting {name!r} cannot be undone and removes {older}; confirm it with confirm=true"
-                )
-            return changes.forget(self.folder, classifier, name)
+            return changes.forget(self.folder, self._class_of_newest(name), name)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Keep lessons and other processes from changing the model; what was changed is then in use here.
 
-        What goes wrong inside is a conflict with what the model is.
+        What goes wrong inside is a conflict with what the model is. If the changed model cannot be loaded, the error
+        says that it was changed all the same.
         """
         _ = self.current  # refuses until the model is loaded
         if not self.jobs.changing.acquire(blocking=False):
@@ -171,22 +178,36 @@ class Service:
                 409, "a lesson is under way, or another change of the model; wait for its end, or cancel the lesson"
             )
         try:
-            with self.folder.changing():
-                yield
-            self.refresh()
-        except InputError as error:
-            raise RefusedError(409, str(error)) from error
-        except OSError as error:  # a full disk, most likely
-            raise RefusedError(500, f"the model's folder cannot be used: {error.strerror or error}") from error
+            try:
+                with self.folder.changing():
+                    yield
+            except InputError as error:
+                raise RefusedError(409, str(error)) from error
+            except OSError as error:  # a full disk, most likely
+                raise RefusedError(500, f"the model's folder cannot be used: {error.strerror or error}") from error
+            try:
+                self.refresh()
+            except InputError as error:
+                raise RefusedError(500, f"saved, but the new version cannot be loaded: {error}") from error
         finally:
             self.jobs.changing.release()
 
     def _class_of_newest(self, name: str) -> Classifier:
         """The newest version, loaded anew because it is to be changed, if it has the class ``name``."""
         classifier = self.folder.load(device=self._device)
+        self._require_class(name, classifier)
+        return classifier
+
+    @staticmethod
+    def _require_class(name: str, classifier: Classifier) -> None:
         if name not in classifier.classes:
             raise RefusedError(404, str(unknown_name("class", name, classifier.classes)))
-        return classifier
+
+    def _newest(self) -> int:
+        """Number of the newest version on disk; 0 if that cannot be told."""
+        with suppress(InputError):
+            return self.folder.versions()[-1].number
+        return 0
 
     def _signature(self) -> object:
         """Differs after each change of the model: its file is replaced, never written to."""

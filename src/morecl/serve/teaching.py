@@ -58,13 +58,12 @@ def main() -> int:
         events.flush()
 
     try:
-        say({"step": "loading the model"})
         teach(order, say)
     except (InputError, DivergedError) as error:
         say({"error": str(error)})
         return 2
-    except OSError as error:  # a full disk, most likely
-        say({"error": f"the lesson cannot be saved: {error.strerror or error}"})
+    except OSError as error:
+        say({"error": f"the lesson failed: {error.strerror or error}"})
         return 2
     except MemoryError:
         say({"error": "not enough memory for this lesson; teach fewer images at a time"})
@@ -73,7 +72,10 @@ def main() -> int:
 
 
 def teach(order: Order, say: Say) -> None:
-    """Teach and commit. ``say`` gets ``{step, share, left}`` on the way and ``{version, lessons}`` at the end."""
+    """Teach and commit. ``say`` gets ``{step, share, left}`` on the way and ``{version, lessons}`` at the end.
+
+    The first of these also has ``from``, the number of the version that is taught: nobody can add another now.
+    """
     import numpy as np
 
     from morecl.classifier import ModelFolder
@@ -82,11 +84,15 @@ def teach(order: Order, say: Say) -> None:
 
     folder = ModelFolder(order.model)
     with folder.changing():
+        say({"step": "loading the model", "from": folder.versions()[-1].number})
         classifier = folder.load(device=order.device)
         images = Decoded.of(np.load(order.images, allow_pickle=False), order.files)
         lessons = lesson(classifier, images, order.names, order.more, say)
         say({"step": "saving", "share": 0.97})
-        number = folder.commit(classifier, *taught(lessons))
+        try:
+            number = folder.commit(classifier, *taught(lessons))
+        except OSError as error:  # a full disk, most likely
+            raise InputError(f"the lesson cannot be saved: {error.strerror or error}") from error
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
 
 

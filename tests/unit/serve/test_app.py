@@ -22,6 +22,7 @@ from morecl.serve.limits import Limits
 from morecl.serve.security import Guard
 from morecl.serve.service import Service
 from serving import CLASSES, EACH, NEW, parts, pictures, png
+from waiting import until
 
 LOW = Limits(file_bytes=5000, request_bytes=40_000, pixels=10_000, predict_images=4, teach_images=6, field_bytes=300)
 
@@ -173,8 +174,7 @@ def test_requests_that_arrive_together_share_forward_passes(
     files = [*pictures(0, 12), *pictures(1, 12)]
     with ThreadPoolExecutor(24) as pool:
         futures = [pool.submit(client.post, "/predict", files=parts([data])) for data in files]
-        while shared.batcher.waiting + sum(passes) < 24:
-            pass
+        until(lambda: shared.batcher.waiting + sum(passes) == 24)
         go.set()
         answers = [future.result().json()["answers"][0] for future in futures]
     assert sum(passes) == 24 and len(passes) <= 4, passes
@@ -200,7 +200,7 @@ def test_until_the_model_is_loaded_only_health_answers(template: Path) -> None:
         for response in (client.get("/ready"), client.get("/info"), client.post("/predict", files=parts([b"x"]))):
             assert "being loaded" in error(response, 503) and response.headers["retry-after"]
         service.load()
-        assert client.get("/ready").json() == {"status": "ready", "version": 2}
+        assert client.get("/ready").json() == {"status": "ready", "version": 2, "problem": None}
     finally:
         service.close()
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # these import torch
 
 PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
 ROWS = 30  # classes that the table shows
+SHORTEST = 0.01  # minutes of training, if reading has taken all that were given
 KEEP = 5  # versions
 PLANNED = ("epochs", "batch_size", "memory_batch_size", "memory_size")  # settings that each lesson chooses
 
@@ -70,9 +71,9 @@ def learn(
 ) -> None:
     """Teach a model new classes from a folder of images.
 
-    The model is made at first. Of each class a part is held back and never trained on: it sets the threshold for
-    "unknown" and measures accuracy. What the command learns is one version of the model. If it fails or is stopped, the
-    model is as before, and so it is if there is nothing new in the folder, which is no error.
+    A new model is created if there is none. Of each class a part is held back and never trained on: it sets the
+    threshold for "unknown" and measures accuracy. What the command learns is one version of the model. If it fails or
+    is stopped, the model is as before, and so it is if there is nothing new in the folder, which is no error.
     """
     from morecl.classifier.store import ModelFolder
     from morecl.data.folder import labelled_files
@@ -152,6 +153,7 @@ class _Teacher:
         self._minutes = minutes
         self._keep = keep
         self._before: list[Version] | None = None  # versions, once nobody else can add one
+        self._started = 0.0
 
     def kept(self) -> str:
         """What a command that was stopped leaves."""
@@ -170,7 +172,7 @@ class _Teacher:
         from morecl.classifier.lesson import NothingNewError, course
         from morecl.classifier.names import shortened
 
-        self._before = self._versions()
+        self._before, self._started = self._versions(), time.monotonic()
         known = set(classifier.classes)
         taught = [name for name in dict.fromkeys(names) if name in known]
         if taught and not more and not known.issuperset(names):
@@ -184,6 +186,8 @@ class _Teacher:
         name_unreadable(found.skipped)
         for note in found.notes:
             error_line(f"{note}.")
+        if self._minutes is not None and all(part.action == "add" for part in found.parts):
+            error_line("--minutes limits the training of new classes, and there are none.")
         return found.parts
 
     def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
@@ -229,15 +233,20 @@ class _Teacher:
         for lesson, info in zip(lessons, measured, strict=True):
             name_unreadable(lesson.skipped)
             show_lesson(self._console, info, lesson)
-        took = seconds_text(sum(lesson.seconds for lesson in lessons))
+        took = seconds_text(self._seconds())
         where = escape(str(self._store.path))
         self._console.print(f"version {number} of {where}, {took}", soft_wrap=True, highlight=False)
 
     def _taught(self, classifier: Classifier, part: Part, display: LessonDisplay) -> Lesson:
         common: dict[str, Any] = {"listener": display.epoch, "reading": display.reading, "hold_back": self._hold_back}
-        if part.action == "learn":
-            return classifier.learn(part.images, part.names, minutes=self._minutes, **common)
-        return classifier.add(part.images, part.names, **common)
+        if part.action == "add":
+            return classifier.add(part.images, part.names, **common)
+        left = None if self._minutes is None else max(self._minutes - self._seconds() / 60, SHORTEST)
+        return classifier.learn(part.images, part.names, minutes=left, **common)
+
+    def _seconds(self) -> float:
+        """Since the command began to look at the images."""
+        return time.monotonic() - self._started
 
 
 def show_lesson(console: Console, info: Info, lesson: Lesson) -> None:

@@ -184,7 +184,7 @@ def forget(
         if not yes:
             if not sys.stdin.isatty():
                 raise InputError(f"forgetting {name!r} cannot be undone; confirm it with --yes")
-            question = f"Forget {name!r} for good, and remove {changes.older_versions(store)} that hold it?"
+            question = f"Forget {name!r} for good, and {changes.to_be_removed(store)} with it?"
             if not typer.confirm(question):
                 print("nothing has changed")
                 raise SystemExit(FAILED)

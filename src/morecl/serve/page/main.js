@@ -24,8 +24,8 @@ async function refresh() {
 
 async function look() {
   try {
-    const { version } = await call("/ready");
-    if (version !== info?.version.number) await refresh();
+    const { version, problem } = await call("/ready");
+    if (version !== info?.version.number || problem !== info.problem) await refresh();
     learning = await findLessons();
     status(learning ? "learning" : "ready", learning ? "busy" : "ready");
   } catch (failure) {
