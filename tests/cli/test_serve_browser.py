@@ -17,6 +17,7 @@ from morecl.serve.app import create_app
 from morecl.serve.service import Service
 from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
 from tiny import np
+from waiting import until
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 
@@ -71,8 +72,7 @@ def served(model: Path, token: str | None = None) -> Iterator[str]:
     thread.start()
     try:
         service.load()
-        while not server.started:
-            pass
+        until(lambda: server.started)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     finally:
         server.should_exit = True
@@ -236,11 +236,13 @@ def test_a_class_is_renamed_and_forgotten_on_the_page(tmp_path: Path) -> None:
         text = browser.run("document.getElementById('forget-text').textContent")
         assert "All 4 older versions, which hold it, are removed too. This cannot be undone." in text
         browser.press_enter()
+        browser.wait_for("!document.querySelector('dialog[open]')")
+        assert "Forgetting" not in browser.run(SAID)
         assert known(browser) == [LONG, CLASSES[1]] and len(ModelFolder(model).versions()) == 4
         click("Forget", LONG, "yes")
-        browser.wait_for("document.querySelectorAll('.class').length === 1")
+        browser.wait_for(f"{SAID}.includes('4 older versions removed')")
+        assert browser.run("document.querySelectorAll('.class').length") == 1
         assert browser.run("document.getElementById('undo').disabled")
-        assert "4 older versions removed" in browser.run(SAID)
         assert len(ModelFolder(model).versions()) == 1
         click("Forget", CLASSES[1])
         assert "is the only class" in browser.run(SAID) and not browser.run("document.querySelector('dialog[open]')")
@@ -259,6 +261,13 @@ def test_a_page_sees_that_a_version_was_replaced_elsewhere(tmp_path: Path) -> No
             changes.rename(folder, folder.load(), CLASSES[0], "other")
         browser.wait_for("document.querySelectorAll('.class').length === 1")
         assert known(browser) == ["other"]
+        assert browser.run("document.getElementById('problem').hidden")
+        with folder.changing():
+            number = folder.commit(folder.load(), "again")
+            (model / "versions" / str(number) / "state.safetensors").write_bytes(b"rubbish")
+            (model / "model.json").touch()  # if the server was faster than the damage
+        browser.wait_for("!document.getElementById('problem').hidden")
+        assert "A newer version cannot be loaded" in browser.run("document.getElementById('problem').textContent")
 
 
 def test_a_lesson_names_the_files_it_leaves_out(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from morecl import locking
 from morecl.errors import InputError
 from morecl.locking import CLAIM, LOCK, claimed
+from waiting import until
 
 # A host of its own: another boot and name, and a system lock that nobody else sees.
 HOST = """
@@ -109,12 +110,16 @@ def test_of_many_hosts_at_once_one_is_in(tmp_path: Path, left: str | None) -> No
 
 
 def test_a_living_host_renews_its_claim_and_a_dead_one_loses_it(tmp_path: Path) -> None:
-    with hosts(tmp_path, "node1", "node2", "node3", expire=0.6) as (first, second, third):
+    def renewed() -> float:
+        return (tmp_path / CLAIM).stat().st_mtime
+
+    with hosts(tmp_path, "node1", "node2", "node3", expire=3.0) as (first, second, third):
         assert first.go_on().said() == "in"
-        time.sleep(1.2)  # twice what a claim lives without a renewal
+        begun = renewed()
+        until(lambda: renewed() > begun + 3.0)  # it would have expired
         assert "node1" in second.go_on().said()
         first.end()
-        time.sleep(0.8)
+        time.sleep(3.2)
         assert third.go_on().said() == "in"
 
 

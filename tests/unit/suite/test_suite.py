@@ -28,6 +28,7 @@ from morecl.suite import run as run_suite
 from morecl.suite.here import Here, visible_cards
 from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
 from synthetic import make_record
+from waiting import until
 
 OUT = Path("out")
 PAPERS_FIVE = ["cifar10-5t", "cifar100-10t", "cifar100-20t", "tinyimagenet-5t", "tinyimagenet-10t"]
@@ -584,8 +585,7 @@ LONG = (
 
 
 def wait_for_text(file: Path) -> None:
-    while not file.exists() or not file.read_text():
-        time.sleep(0.02)
+    until(lambda: file.exists() and file.read_text())
 
 
 def has_ended(pid: int) -> bool:
@@ -714,11 +714,23 @@ def test_nothing_starts_when_one_folder_holds_something_else(tmp_path: Path, scr
 
 
 def test_the_live_display_shows_what_runs(tmp_path: Path, scripts: dict[str, str]) -> None:
-    scripts["talk"] = "import sys, time; print('digits-5t ncm task 1/5', flush=True); time.sleep(0.8); sys.exit(1)"
+    scripts["talk"] = (
+        "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"
+        "print('digits-5t ncm task 1/5', flush=True)\n"
+        "while not (here / 'seen.txt').exists(): time.sleep(0.05)\n"
+        "sys.exit(1)\n"
+    )
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+
+    def look() -> None:
+        until(lambda: "task 1/5" in printed(console))
+        (tmp_path / "seen.txt").touch()
+
+    watching = threading.Thread(target=look, daemon=True)
+    watching.start()
     run_suite.run_suite(runs_in(tmp_path, "talk"), console, Here())
+    watching.join()
     assert "all runs" in printed(console) and "0/1" in printed(console)
-    assert "task 1/5" in printed(console)
 
 
 def test_settings_of_one_method(tmp_path: Path) -> None:
