@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 
 BATCH = 32  # images at once; memory grows with this number times the number of tasks
 STRIP = 32  # of an image longer than this many times its width, only the middle is used
+BEHIND = (128, 128, 128, 255)  # what is seen through transparent parts
 
 
 def prepare(path: str, size: int, shorter_side: int) -> np.ndarray:
@@ -25,6 +26,9 @@ def prepare(path: str, size: int, shorter_side: int) -> np.ndarray:
         image = ImageOps.exif_transpose(file)
         if image.mode == "F" or image.mode.startswith("I"):
             raise ValueError(f"mode {image.mode}: only 8 bits per channel are supported")
+        if image.has_transparency_data:
+            above = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", above.size, BEHIND), above)
         image = image.convert("RGB")
     longest = STRIP * min(image.size)
     image = centre(image, min(image.width, longest), min(image.height, longest))

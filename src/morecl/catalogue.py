@@ -20,6 +20,7 @@ class MethodInfo:
     group: str  # a key of GROUPS
     summary: str
     trains: bool = True  # False: trains nothing while the backbone is frozen
+    useful: bool = True  # False: a reference for experiments that nobody would want as a model of one's own
 
 
 GROUPS = {
@@ -32,7 +33,9 @@ GROUPS = {
 
 # In the order of the rows of a table.
 _METHODS = (
-    MethodInfo("finetune", "Fine-tuning", "finetune.Finetune", "bound", "naive fine-tuning: the lower bound"),
+    MethodInfo(
+        "finetune", "Fine-tuning", "finetune.Finetune", "bound", "naive fine-tuning: the lower bound", useful=False
+    ),
     MethodInfo("owm", "OWM", "owm.Owm", "paper", "orthogonal weights modification (Nature Machine Intelligence 2019)"),
     MethodInfo("icarl", "iCaRL", "icarl.Icarl", "paper", "incremental classifier and representation (CVPR 2017)"),
     MethodInfo("agem", "A-GEM", "agem.Agem", "paper", "averaged gradient episodic memory (ICLR 2019)"),
@@ -53,6 +56,13 @@ _METHODS = (
     ),
     MethodInfo("morerp", "MORE-RP", "morerp.Morerp", "ours", "MORE and a ridge classifier over all classes"),
     MethodInfo("joint", "Joint", "joint.Joint", "bound", "joint training on all data: the upper bound"),
-    MethodInfo("single", "Single", "single.Single", "bound", "one model per task: the reference for forward transfer"),
+    MethodInfo(
+        "single",
+        "Single",
+        "single.Single",
+        "bound",
+        "one model per task: the reference for forward transfer",
+        useful=False,
+    ),
 )
 METHODS = {method.name: method for method in _METHODS}

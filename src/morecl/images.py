@@ -13,8 +13,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from morecl.pictures import AnyImages, Pictures
 from morecl.pictures import ImageArray as ImageArray
 
+BEHIND = (128, 128, 128, 255)  # what is seen through transparent parts: grey, so that neither black nor white vanishes
 STRIP = 32  # of an image longer than this many times its width, only the middle is scaled
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA: an array with such a last dimension looks like H x W x channels
+
+
+class DepthError(ValueError):
+    """An image of more than 8 bits per channel."""
 
 
 def open_image(path: str | Path) -> Image.Image:
@@ -39,9 +44,12 @@ def why_unreadable(error: Exception) -> str:
 
 
 def colour(image: Image.Image) -> Image.Image:
-    """``image`` in RGB; more than 8 bits per channel are refused, because Pillow would cut them off."""
+    """``image`` in RGB, transparent parts grey. More than 8 bits per channel are refused: Pillow would cut them off."""
     if image.mode == "F" or image.mode.startswith("I"):
-        raise ValueError(f"mode {image.mode}: only 8 bits per channel are supported")
+        raise DepthError(f"mode {image.mode}: only 8 bits per channel are supported")
+    if image.has_transparency_data:  # the colours behind it are anything, often none of the picture
+        above = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", above.size, BEHIND), above)
     return image.convert("RGB")
 
 

@@ -44,7 +44,7 @@ def read_task(images: Any, labels: Any, side: int) -> tuple[AnyImages, list[Hash
     names = _check_labels(labels)
     array = as_images(list(images) if isinstance(images, Iterator) else images, side)
     if len(array) != len(names):
-        raise ValueError(f"{len(array)} images but {len(names)} labels")
+        raise ValueError(f"as many labels as images are needed: there are {len(array)} images, {len(names)} labels")
     if not names:
         raise ValueError("the task is empty: it has no images")
     return array, names

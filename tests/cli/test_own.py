@@ -209,6 +209,14 @@ def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path
     assert call("predict", story.model, good[0], "--json").code == 0
 
 
+@pytest.mark.parametrize("end", ["\n", "\0"])
+def test_a_list_may_name_folders_and_end_its_lines_with_nul(story: Story, end: str) -> None:
+    folder, other = story.test / "0", sorted((story.test / "1").iterdir())[0]
+    done = call("predict", story.model, "-", "--json", stdin=f"{folder}{end}  {end}{other}{end}".encode())
+    assert done.code == 0
+    assert [a["path"] for a in answers(done)] == [*map(str, sorted(folder.iterdir())), str(other)]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)
@@ -454,7 +462,7 @@ def test_a_mistake_is_an_error_though_nothing_is_new(copy: Path, tmp_path: Path)
     (tmp_path / "broken" / "0" / "x.png").write_bytes(b"bad")
     for options in ([], ["--more"]):
         done = call("learn", copy, tmp_path / "broken", *options)
-        assert done.code == 2 and "nothing to learn of '0': its images could not be read" in done.words
+        assert done.code == 2 and "nothing to learn of '0': no image could be read" in done.words
     assert tree(copy) == before
 
 
@@ -507,7 +515,7 @@ def test_a_new_class_without_images_is_refused_before_the_first_lesson(copy: Pat
     for number in range(2):
         (photos / "2" / f"bad-{number}.png").write_bytes(b"bad")
     done = call("learn", copy, photos, "--more")
-    assert done.code == 2 and "nothing to learn of '2': its images could not be read" in done.words, done
+    assert done.code == 2 and "nothing to learn of '2': no image could be read" in done.words, done
     assert all(f"not readable: {photos}/2/bad-{number}.png" in done.words for number in range(2))
     shutil.rmtree(photos / "2")
     shutil.copytree(write_digits(tmp_path / "seen", [0], 0, 20) / "0", photos / "nought")
@@ -584,7 +592,7 @@ def test_training_on_everything_promises_nothing(tmp_path: Path) -> None:
 def test_too_few_images_for_the_promise_say_what_is_possible(tmp_path: Path) -> None:
     done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), *TINY)
     assert "with 8 held-back images at least 11.1 %" in done.words
-    assert "Possible: --accept 0.88" in done.words
+    assert "Possible: `morecl predict --accept 0.88`" in done.words
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json", "--accept", 0.88)
     assert all(answer["threshold"] is not None for answer in answers(asked))
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json")
@@ -618,6 +626,7 @@ def test_options_that_cannot_be_used(copy: Path, tmp_path: Path, arguments: list
         (["--method", "mroe"], "did you mean 'more'?"),
         (["--set", "projektion=3"], "unknown setting 'projektion'"),
         (["--set", "epochs=3"], "epochs is chosen from the number of images"),
+        (["--method", "single"], "is a reference for experiments"),
         (["--more"], "--more is for classes that a model knows"),
         (["--backbone", "no_such_vit"], "no_such_vit"),
     ],
@@ -633,14 +642,14 @@ def rubbish(folder: Path) -> Iterator[tuple[Path, str]]:
     (folder / "empty").mkdir(parents=True)
     yield folder / "empty", "has no class folders"
     (folder / "file").write_text("x")
-    yield folder / "file", "there is no folder"
+    yield folder / "file", "is a file; name a folder"
     yield folder / "missing", "there is no folder"
     (folder / "no-images" / "a").mkdir(parents=True)
     (folder / "no-images" / "a" / "x.txt").write_text("x")
     yield folder / "no-images", "has no images"
     (folder / "broken" / "a").mkdir(parents=True)
     (folder / "broken" / "a" / "x.png").write_bytes(b"\x89PNG\r\n")
-    yield folder / "broken", "could not be read"
+    yield folder / "broken", "no image could be read"
     write_digits(folder / "named", [2], 0, 5)
     (folder / "named" / "2").rename(folder / "named" / "Unknown")
     yield folder / "named", "cannot name a class"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from morecl.images import STRIP, as_array, square, to_side
+from morecl.images import STRIP, as_array, colour, open_image, square, to_side
 from morecl.nn.preprocess import InputSpec, Preprocess
 
 SPEC = InputSpec(size=8, resize=10)
@@ -65,6 +65,27 @@ def test_every_kind_of_picture_becomes_colour(mode: str, tmp_path: Path) -> None
     array = as_array([picture], SPEC.resize)
     assert array.shape == (1, 6, 5, 3) and array.dtype == np.uint8
     assert np.array_equal(array[0], np.asarray(picture.convert("RGB")))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P"])
+def test_what_is_drawn_in_transparency_alone_is_seen(mode: str, tmp_path: Path) -> None:
+    """White icons on nothing: without their transparency all are the same white square."""
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[:4] = 255
+    drawn = np.dstack([np.full((8, 8, 3), 255, np.uint8), alpha])
+    image = Image.fromarray(drawn).convert(mode if mode != "P" else "RGBA")
+    if mode == "P":
+        image = Image.fromarray((alpha // 255).astype(np.uint8)).convert("P")
+        image.putpalette([255] * 6)
+        image.info["transparency"] = 0
+    image.save(tmp_path / "icon.png" if mode != "PA" else tmp_path / "icon.tif")
+    seen = np.asarray(colour(image))
+    assert (seen[:4] == 255).all() and (seen[4:] == 128).all()
+    if mode != "PA":
+        assert np.array_equal(np.asarray(open_image(tmp_path / "icon.png")), seen)
+    shown = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    opaque = Image.fromarray(np.dstack([shown, np.full((8, 8), 255, np.uint8)]))
+    assert np.array_equal(np.asarray(colour(opaque)), shown)
 
 
 def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from morecl.catalogue import SHIPPED
+from morecl.config import LearnerConfig
 from morecl.errors import InputError
 from morecl.nn.backbone import Backbone, load_backbone
 from morecl.nn.device import resolve_device
@@ -26,29 +28,32 @@ ON_GPU = Candidate("vit_small_patch16_224.augreg_in21k_ft_in1k", 88)
 ON_CPU = Candidate("vit_tiny_patch16_224.augreg_in21k_ft_in1k", 23)
 
 
-def choose_backbone(
-    spec: str, *, device: str, image_size: int | None, seed: int, say: Callable[[str], None]
-) -> tuple[str, Backbone]:
-    """The backbone ``spec`` and its name for the config.
+def choose_backbone(spec: str, config: LearnerConfig, say: Callable[[str], None]) -> tuple[str, Backbone]:
+    """The backbone ``spec`` with the size, weights and device of ``config``, and its name for the config.
 
     Args:
         say: told what ``auto`` takes, and what is lost if it has to take the shipped one.
     """
+
+    def load(name: str) -> tuple[str, Backbone]:
+        given: dict[str, Any] = {"image_size": config.image_size, "pretrained": config.pretrained, "seed": config.seed}
+        return name, load_backbone(name, **given)
+
     if spec != AUTO:
-        return spec, load_backbone(spec, image_size=image_size, seed=seed)
-    wanted = ON_CPU if resolve_device(device).type == "cpu" else ON_GPU
+        return load(spec)
+    wanted = ON_CPU if resolve_device(config.device).type == "cpu" else ON_GPU
     if is_cached(wanted.name):
         say(f"backbone: {wanted.name}, from the local cache")
     else:
         say(f"backbone: {wanted.name}; its weights are fetched once, {wanted.megabytes} MB")
     try:
-        return wanted.name, load_backbone(wanted.name, image_size=image_size, seed=seed)
+        return load(wanted.name)
     except InputError as error:
         say(
             f"{error}\nTaking the shipped backbone {SHIPPED} instead: it sees only 32 x 32 pixels and knows little of "
             "photos, so expect far more errors. To use another one, start a new model with --backbone NAME@FILE."
         )
-    return SHIPPED, load_backbone(SHIPPED, image_size=image_size, seed=seed)
+    return load(SHIPPED)
 
 
 def is_cached(name: str) -> bool:

@@ -20,12 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from morecl.catalogue import METHODS
 from morecl.classifier import calibration, capacity, conformal
 from morecl.classifier.backbones import AUTO, choose_backbone
 from morecl.classifier.evaluation import evaluate
 from morecl.classifier.holding import HeldBack, Seen
 from morecl.classifier.lesson import labelled, teach
 from morecl.classifier.names import check_name
+from morecl.classifier.plan import PLANNED
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
@@ -37,7 +39,13 @@ from morecl.progress import Listener, silent
 
 METHOD = "morerp"
 TOP = 5
-FEW_PHOTOS = {"shrink_below": 20.0}  # settings that differ from the paper's because a user may have few images
+ARGUMENTS = ("backbone", "seed", "device")  # settings that :meth:`Classifier.create` has arguments for
+# Settings that differ from the papers' because a user may have few images.
+FEW_PHOTOS: Mapping[str, Mapping[str, Any]] = {
+    "more": {"shrink_below": 20.0},
+    "morerp": {"shrink_below": 20.0},
+    "ranpac": {"projection": 2000},  # 10,000 take 400 MB and a minute for every lesson
+}
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,23 @@ class Classifier:
             say: told which backbone ``auto`` takes.
             settings: of the method.
         """
-        config_class = method_class(method).Config
-        settings = {key: value for key, value in FEW_PHOTOS.items() if key in config_class.model_fields} | settings
-        config_class.parse({"seed": seed, "device": device, **settings})  # reject a typo before any download
-        size = settings.get("image_size")
-        name, loaded = choose_backbone(backbone, device=device, image_size=size, seed=seed, say=say)
-        config = config_class.parse({"seed": seed, "device": device, "backbone": name, **settings})
-        return cls(method_class(method)(config, loaded))
+        chosen = method_class(method)
+        if not METHODS[chosen.name].useful:
+            raise InputError(
+                f"method {method!r} is a reference for experiments (`morecl run`) and of no use as a model: it "
+                f"forgets, or mixes up classes. `morecl list methods` has others; the default is {METHOD!r}"
+            )
+        for key in settings:
+            if key in PLANNED:
+                raise InputError(f"{key} is chosen from the number of images in each lesson")
+            if key not in chosen.Config.model_fields:
+                raise unknown_name("setting", key, chosen.Config.model_fields.keys() - {*PLANNED, *ARGUMENTS})
+        settings = {**FEW_PHOTOS.get(method, {}), "seed": seed, "device": device, **settings}
+        name, loaded = choose_backbone(backbone, chosen.Config.parse(settings), say)
+        made = cls(chosen(chosen.Config.parse(settings | {"backbone": name}), loaded))
+        if not made.learner.can_add_examples:
+            say(f"method {method!r} cannot take in further images of classes that it knows (--more, add)")
+        return made
 
     @classmethod
     def open(cls, folder: str | Path, *, version: int | None = None, device: str | None = None) -> Classifier:
@@ -223,6 +241,8 @@ class Classifier:
             raise InputError("nothing has been learned yet")
         if hasattr(images, "detach") or (isinstance(images, np.ndarray) and images.dtype.kind in "biuf"):
             images = as_array(images, self.side)  # refuses one image, whose rows would be taken for grey images
+        if top < 1:
+            raise InputError(f"top must be 1 or more, not {top}")
         threshold = self.promise(accept).threshold
         task_of = self.learner.task_of_column()
         answerable = np.array([self.column(name) for name in self.classes])
@@ -233,7 +253,7 @@ class Classifier:
             scores, ood = self._scores(found.images)
             sure = calibration.softmax(scores[:, answerable], self.temperature) if len(scores) else scores
             for row, index in enumerate(found.positions.tolist()):
-                best = np.argsort(-sure[row], kind="stable")[: max(1, top)]
+                best = np.argsort(-sure[row], kind="stable")[:top]
                 choices = tuple(Choice(self.classes[c], float(sure[row, c])) for c in best)
                 unknown = threshold is not None and bool(ood[row] > threshold)
                 answers[index] = Answer(
@@ -243,7 +263,7 @@ class Classifier:
                     ood_score=float(ood[row]),
                     threshold=threshold,
                     unknown=unknown,
-                    top=choices[:top],
+                    top=choices,
                     task=int(task_of[answerable[best[0]]]) + 1,
                 )
             yield from (answer for answer in answers if answer is not None)

@@ -81,7 +81,7 @@ def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]
     if isinstance(labels, str):
         raise InputError(f"labels must be a list with the name of each image's class, not the text {labels!r:.60}")
     if len(images) != len(labels):
-        raise InputError(f"{len(images)} images but {len(labels)} labels")
+        raise InputError(f"as many labels as images are needed: there are {len(images)} images, {len(labels)} labels")
     return images, list(labels)
 
 
@@ -98,8 +98,8 @@ def teach(
 ) -> Lesson:
     """:meth:`Classifier.learn` and :meth:`Classifier.add`."""
     started = time.monotonic()
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"minutes must be more than 0, not {minutes}")
+    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
+        raise InputError(f"minutes must be a number above 0, not {minutes!r}")
     material = _material(classifier, action, *labelled(images, labels), hold_back, reading)
     train, names = some(material.images, ~material.held), material.names_of(~material.held)
     new = list(dict.fromkeys(material.names))
@@ -256,12 +256,13 @@ class _Looked:
         """Why no image of ``classes`` is left to learn."""
         own, lost = self.sorting.of(classes, self.readable), self.skipped(classes)
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        unreadable = [f"could not be read ({lost[0]}{more})"] if lost else []
+        unreadable = f"({lost[0]}{more})" if lost else ""
         reasons = ["was seen before"] if own.duplicates else []
         reasons += ["is in several classes"] if own.contradictory else []
         if not reasons:
-            return f"its images {unreadable[0]}"
-        return ". ".join([f"every image {', or '.join([*reasons, *unreadable])}", *notes])
+            return f"no image could be read {unreadable}"
+        reasons += [f"could not be read {unreadable}"] if lost else []
+        return ". ".join([f"every image {', or '.join(reasons)}", *notes])
 
     def nothing_new(self, classes: Sequence[str], action: Action, given: Collection[str]) -> NothingNewError:
         """The error that says so of ``classes``, of all those ``given`` to a lesson."""
@@ -307,7 +308,7 @@ def _check_names(classifier: Classifier, action: Action, names: Sequence[str]) -
         check_name(name)
     known = [name for name in given if name in classifier.classes]
     if action == "learn" and known:
-        raise InputError(f"already learned: {shortened(known)}; give further images of them with --more (add)")
+        raise InputError(f"already learned: {shortened(known)}; `add` (--more) takes in further images of them")
     if action == "add" and len(known) < len(given):
         new = [name for name in given if name not in known]
         raise InputError(f"not learned yet: {shortened(new)}; learn new classes first")
@@ -349,7 +350,7 @@ def _fitted_into(
     speed = next((e.images_per_second for e in events if not e.stage and e.images_per_second), count / took)
     rest = max(0.0, took - count / speed)  # statistics, earlier heads; grows less than the number of images
     planned = within(wanted, len(images), minutes - took / 60, speed, 2 * rest)
-    one_pass = len(images) / speed / 60
-    if planned.epochs == 1 and one_pass > minutes:
-        return planned, [f"one pass over the images takes longer than asked: about {one_pass:.1f} minutes"]
+    shortest = (took + len(images) / speed + 2 * rest) / 60
+    if planned.epochs == 1 and shortest > minutes:
+        return planned, [f"even one pass over the images takes longer than asked: about {shortest:.1f} minutes"]
     return planned, []

@@ -11,6 +11,7 @@ BATCHES = 8  # at least so many steps an epoch, if batches of 8 allow it
 BATCH_SIZES = (8, 64)
 PER_CLASS = 20  # remembered images of a class ...
 MEMORY = (200, 2000)  # ... within these bounds for all of them
+PLANNED = ("epochs", "batch_size", "memory_batch_size", "memory_size")  # settings that each lesson chooses
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,6 @@ def folder_notes(learner: Learner, stream: TaskStream) -> list[str]:
     held_out = f"held out for {purpose}, never learned: {each} {images} per class ({len(dataset.y_test)} of {total})"
     size = learner.backbone.input.resize
     resized = f"images are resized to {size} px for backbone {learner.backbone.architecture or learner.backbone.name}"
-    if size < LARGER_SIZE:
+    if size < LARGER_SIZE and learner.config.image_size is None:
         resized += f"; --backbone {LARGER_BACKBONE} keeps {LARGER_SIZE} px"
     return [held_out, resized]

@@ -157,7 +157,11 @@ def _divided(
 def _class_names(path: Path) -> tuple[str, ...]:
     """The sorted class names under ``path``, however few."""
     if not path.is_dir():
-        raise InputError(f"there is no folder {path}.")
+        raise InputError(
+            f"{path} is a file; name a folder with one sub-folder per class."
+            if path.is_file()
+            else f"there is no folder {path}."
+        )
     names = _subfolders(path)
     if _is_split(path):
         names, in_test = (_subfolders(path / split) for split in SPLITS)

@@ -75,6 +75,11 @@ class BetweenTasks(TrainingTools):
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
+    @property
+    def can_add_examples(self) -> bool:
+        """Whether the method has :meth:`add_examples`."""
+        return self._has("_add_examples")
+
     def add_examples(self, images: Any, labels: Any = None, listener: Listener = silent) -> None:
         """Take in further images of classes that are known.
 
@@ -190,8 +195,11 @@ class BetweenTasks(TrainingTools):
 
     def _require(self, method: str, ability: str) -> None:
         """Raise :class:`InputError` if the learner's class does not bring the optional ``method``."""
-        if getattr(type(self), method) is getattr(BetweenTasks, method):
+        if not self._has(method):
             raise InputError(f"method {self.name!r} cannot {ability}")
+
+    def _has(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(BetweenTasks, method)
 
     def _column(self, label: Any) -> int:
         """The position of a class that has not been forgotten."""

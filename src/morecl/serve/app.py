@@ -289,7 +289,9 @@ class _Form:
     def text(self, name: str) -> str:
         """A field that is there exactly once."""
         given = self.texts(name)
-        if len(given) != 1:
+        if not given:
+            raise RefusedError(400, f"the field {name!r} is missing")
+        if len(given) > 1:
             raise RefusedError(400, f"send the field {name!r} once, not {len(given)} times")
         return given[0]
 
@@ -334,7 +336,7 @@ def _class_names(given: list[str], files: int) -> list[str]:
     for name in dict.fromkeys(names):
         check_name(name)
     if len(names) not in (1, files):
-        raise RefusedError(400, f"{files} files but {len(names)} names; send one name for all files, or one for each")
+        raise RefusedError(400, f"send one name for all files, or one for each: files {files}, names {len(names)}")
     return names * files if len(names) == 1 else names
 
 
@@ -368,7 +370,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    texts = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+    texts = [f"{problem['loc'][-1]}: {problem['msg'].lower()}" for problem in error.errors()]
     return JSONResponse({"error": "; ".join(texts)}, 422)
 
 

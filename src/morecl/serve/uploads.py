@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 from functools import cache
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from morecl.images import ImageArray, as_array, to_side
+from morecl.images import DepthError, ImageArray, as_array, colour, to_side
 
 # What browsers and cameras make. Pillow knows more formats; some start other programs, many are hardly ever read.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
@@ -45,10 +45,14 @@ def decode(data: bytes, side: int, pixels: int) -> ImageArray | str:
             if width * height > pixels:
                 return f"too many pixels: {width} x {height}; at most {pixels / 1e6:g} million are accepted"
             ImageOps.exif_transpose(image, in_place=True)
-            return to_side(as_array([image], side), side)[0]
+            return to_side(as_array([colour(image)], side), side)[0]
+    except DepthError as error:
+        return str(error)
+    except UnidentifiedImageError:
+        return f"not an image that can be read ({', '.join(formats())} are)"
     except MemoryError:
         return "too large to decode"
     except Image.DecompressionBombError:
         return f"too many pixels; at most {pixels / 1e6:g} million are accepted"
-    except Exception:  # Pillow's decoders raise almost anything on a damaged file
-        return f"not an image that can be read ({', '.join(formats())} are)"
+    except Exception:  # Pillow's decoders raise almost anything
+        return "not an image that can be read: it is damaged"

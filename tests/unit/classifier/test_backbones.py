@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
+import tiny
 from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, backbones
 from morecl.classifier.backbones import ON_CPU, choose_backbone
+from morecl.config import LearnerConfig
 from morecl.errors import InputError
 from morecl.nn.backbone import load_backbone
 
 
 def choose(spec: str = "auto") -> tuple[str, list[str]]:
     said: list[str] = []
-    name, loaded = choose_backbone(spec, device="cpu", image_size=16, seed=0, say=said.append)
+    name, loaded = choose_backbone(spec, LearnerConfig(device="cpu", image_size=16), said.append)
     assert loaded.input.size == 16
     return name, said
 
@@ -37,7 +39,7 @@ def test_the_shipped_one_if_none_can_be_fetched(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_small_strong_one_if_it_can_be_had(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(spec: str, **options: Any) -> Any:
-        return load_backbone(spec.split(".")[0], pretrained=False, **options)
+        return load_backbone(spec.split(".")[0], **options | {"pretrained": False})
 
     monkeypatch.setattr(backbones, "load_backbone", fetched)
     monkeypatch.setattr(backbones, "is_cached", lambda name: cached)
@@ -57,8 +59,32 @@ def test_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert not backbones.is_cached(ON_CPU.name)
 
 
+@pytest.mark.parametrize("settings", [{"pretrained": False}, {"image_size": 8.0}, {"image_size": 16}, {"seed": 3}])
+def test_a_model_opens_with_the_backbone_it_was_made_with(settings: dict[str, Any], tmp_path: Path) -> None:
+    made = Classifier.create(backbone=SHIPPED, **{"image_size": 8, **settings})
+    pictures = [*tiny.pictures(0, 12), *tiny.pictures(1, 12)]
+    made.learn(pictures, ["a"] * 12 + ["b"] * 12, minutes=0.001)
+    made.save(tmp_path / "model")
+    again = Classifier.open(tmp_path / "model")
+    assert again.predict(pictures[:3]) == made.predict(pictures[:3])
+    random = settings.get("pretrained") is False
+    assert (made.learner.backbone.sha256 != load_backbone(SHIPPED, image_size=made.side).sha256) == random
+
+
+def test_what_a_method_cannot_do_is_said_at_once() -> None:
+    said: list[str] = []
+    Classifier.create(backbone=SHIPPED, method="ncm", say=said.append)
+    assert said == ["method 'ncm' cannot take in further images of classes that it knows (--more, add)"]
+    Classifier.create(backbone=SHIPPED, say=said.append)
+    assert len(said) == 1
+
+
 def test_a_typo_is_refused_before_anything_is_fetched() -> None:
-    with pytest.raises(InputError, match="unknown setting 'epoch'"):
+    with pytest.raises(InputError, match="unknown setting 'epoch'") as caught:
         Classifier.create(epoch=3)
+    assert ", epochs," not in str(caught.value)  # which would be refused as well
+    assert "did you mean" not in str(caught.value)
+    with pytest.raises(InputError, match="epochs is chosen from the number of images"):
+        Classifier.create(epochs=3)
     with pytest.raises(InputError, match="unknown method"):
         Classifier.create(method="mroe")

@@ -41,7 +41,8 @@ class Stream(list[None]):
 
 def learner(epochs: int = 5, resize: int = 32) -> Any:
     backbone = SimpleNamespace(architecture="vit_x", name="vit_x@file", input=SimpleNamespace(resize=resize))
-    return SimpleNamespace(config=SimpleNamespace(epochs=epochs), device="cpu", backbone=backbone)
+    config = SimpleNamespace(epochs=epochs, image_size=None)
+    return SimpleNamespace(config=config, device="cpu", backbone=backbone)
 
 
 def stream(*args: Any, **kwargs: Any) -> Any:

@@ -155,7 +155,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "unknown classes": (NEW, ["b"] * 6 + ["x", 7], "not learned yet: 'x', 7; .*learn_task"),
     "the placeholder": (NEW, ["b"] * 7 + [Forgotten(0)], "placeholder"),
     "no images": (NEW[:0], [], "no images"),
-    "fewer labels": (NEW, ["b"], "8 images but 1 labels"),
+    "fewer labels": (NEW, ["b"], "8 images, 1 labels"),
     "no labels": (NEW, None, "labels are missing"),
 }
 

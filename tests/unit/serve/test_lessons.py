@@ -205,7 +205,7 @@ def test_a_class_is_renamed(serve: Serve, model: Path) -> None:
         ({"old": CLASSES[1], "new": "Unknown"}, 400, "cannot name a class"),
         ({"old": CLASSES[1], "new": " "}, 400, "cannot name a class"),
         ({"old": CLASSES[1], "new": "x" * 201}, 400, "cannot name a class"),
-        ({"old": CLASSES[1]}, 400, "send the field 'new' once, not 0 times"),
+        ({"old": CLASSES[1]}, 400, "the field 'new' is missing"),
     ):
         response = client.post("/rename", files=form(**fields))
         assert (response.status_code, message in response.json()["error"]) == (status, True), response.text
@@ -237,7 +237,7 @@ def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Pat
         ({"name": CLASSES[0], "confirm": "false"}, 400, "cannot be undone"),
         ({"name": CLASSES[0], "confirm": "maybe"}, 400, "must be true or false"),
         ({"name": "green frog", "confirm": "true"}, 404, "unknown class 'green frog'"),
-        ({"confirm": "true"}, 400, "send the field 'name' once"),
+        ({"confirm": "true"}, 400, "the field 'name' is missing"),
     ):
         response = client.post("/forget", files=form(**fields))
         assert (response.status_code, message in response.json()["error"]) == (status, True), response.text
@@ -408,7 +408,7 @@ def test_bad_lessons_are_refused_at_once(serve: Serve, tmp_path: Path) -> None:
         return str(response.json()["error"])
 
     assert "name of the class is missing" in refused(400)
-    assert "2 files but 3 names" in refused(400, name=["a", "b", "c"])
+    assert "one name for all files, or one for each: files 2, names 3" in refused(400, name=["a", "b", "c"])
     for name in ("", "  ", "unknown", "a\nb", "x" * 201, "\u202e"):
         assert "cannot name a class" in refused(400, name=name)
     assert "more=true" in refused(409, name=CLASSES[0])

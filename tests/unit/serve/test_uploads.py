@@ -75,6 +75,14 @@ def test_what_is_no_image_is_refused_with_a_reason() -> None:
     assert decode(b"", 16, PIXELS) == "the file is empty"
 
 
+def test_an_image_of_16_bits_and_a_damaged_one_say_so() -> None:
+    deep, whole = io.BytesIO(), io.BytesIO()
+    Image.fromarray(np.zeros((9, 9), np.uint16)).save(deep, "PNG")
+    assert "only 8 bits per channel" in str(decode(deep.getvalue(), 8, 1000))
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)).save(whole, "JPEG")
+    assert decode(whole.getvalue()[:-900], 8, 10_000) == "not an image that can be read: it is damaged"
+
+
 def test_formats_that_run_other_programs_or_are_rare_are_not_even_tried() -> None:
     eps = saved(photo(), "EPS")
     assert eps.startswith(b"%!PS")

@@ -71,6 +71,8 @@ def share(value: float) -> str:
 
 def size(count: int) -> str:
     """Bytes: ``12.3 MB``."""
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
@@ -100,7 +102,8 @@ def promise_lines(promise: Promise) -> list[str]:
     if promise.threshold is None:
         lines = [f'No image is called "unknown": {promise.why.removesuffix("; nothing is called unknown")}.']
         if possible := best_accept(promise.images):
-            lines.append(f"Possible: --accept {possible:g}, or more images per class; a fifth of them is held back.")
+            way = f"`morecl predict --accept {possible:g}`"
+            lines.append(f"Possible: {way}, or more images per class; a fifth of them is held back.")
         return lines
     basis = f"{promise.threshold:.4g}, from {counted(promise.images, 'held-back image')}"
     if promise.share is None:

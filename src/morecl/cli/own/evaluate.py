@@ -45,7 +45,10 @@ def evaluate(
     accept: Accept = 0.95,
     device: Device = None,
 ) -> None:
-    """Measure a model on images with known classes."""
+    """Measure a model on images with known classes.
+
+    The exit code is 1 if some images could not be read; all others are measured.
+    """
     from morecl.data.folder import labelled_files
     from morecl.files import check_target, write_text
 

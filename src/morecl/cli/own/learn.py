@@ -41,7 +41,6 @@ PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
 ROWS = 30  # classes that the table shows
 SHORTEST = 0.01  # minutes of training, if reading has taken all that were given
 KEEP = 5  # versions
-PLANNED = ("epochs", "batch_size", "memory_batch_size", "memory_size")  # settings that each lesson chooses
 
 
 def learn(
@@ -115,14 +114,11 @@ def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) ->
             f"and keeps its own. Leave {'them' if plural else 'it'} out, or name another folder"
         )
     if "--method" in choices:
-        options.known_method(choices["--method"])
+        options.known_method(choices["--method"])  # Classifier.create refuses some others
     settings = options.settings_from(choices.get("--set"))
     for key in ("seed", "backbone", "device"):
         if key in settings:
             raise InputError(f"give {key} as --{key}")
-    for key in PLANNED:
-        if key in settings:
-            raise InputError(f"{key} is chosen from the number of images; --minutes limits the time")
 
 
 def _created(choices: dict[str, Any], device: str | None) -> Classifier:
@@ -253,7 +249,7 @@ def show_lesson(console: Console, info: Info, lesson: Lesson) -> None:
     """What was learned, and how well; ``info``: of the classifier after the lesson."""
     of = {each.name: each for each in info.classes}
     is_new = lesson.action == "learn"
-    heads = ("images learned" if is_new else "images added", "held back", "accuracy")
+    heads = ("images learned", "held back", "accuracy") if is_new else ("images added", "held back in all", "accuracy")
     table = class_table("new class" if is_new else "class", *heads)
     for name, images in list(lesson.classes.items())[:ROWS]:
         table.add_row(Text(name), f"{images:,}", f"{of[name].held_back:,}", percent(of[name].accuracy))

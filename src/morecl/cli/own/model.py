@@ -161,7 +161,7 @@ def rename(
     from morecl.classifier import changes
 
     with _changed(existing(model)) as (store, classifier):
-        said = changes.rename(store, classifier, old, new)
+        said = changes.rename(store, classifier, old, new.strip())
     print(said)
 
 

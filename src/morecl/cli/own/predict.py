@@ -143,10 +143,11 @@ def images_in(path: str) -> Iterator[str]:
 
 
 def listed(stream: IO[bytes]) -> Iterator[str]:
-    """The paths on stdin, one per line; empty lines are left out."""
+    """The paths on stdin, one per line (or ended by NUL, as ``find -print0`` does), folders as the images in them."""
     for line in stream:
-        if text := os.fsdecode(line.rstrip(b"\r\n")):
-            yield text
+        for text in os.fsdecode(line.rstrip(b"\r\n")).split("\0"):
+            if text.strip():
+                yield from images_in(text)
 
 
 def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
