@@ -90,7 +90,7 @@ def test_run_writes_a_complete_record(call: Call, finished: Path, tmp_path: Path
     assert value["schema"] == "morecl.result/1"
     assert (value["method"], value["benchmark"], value["seed"]) == ("more", "digits-5t", 0)
     assert value["class_order"] == list(range(10))
-    assert value["config"]["epochs"] == 2 and value["config"]["lr"] == 0.005
+    assert value["config"]["epochs"] == 2 and value["config"]["lr"] == 0.03
     assert value["backbone"]["name"] == "vit_mini_patch4_32" and len(value["backbone"]["sha256"]) == 64
     assert {"morecl", "torch", "timm", "numpy", "python"} <= value["versions"].keys()
     assert value["device"].startswith("cpu")

@@ -102,6 +102,6 @@ def test_the_installed_command_works(installed: Path) -> None:
     assert "digits-5t" in run(command, "list", "benchmarks", cwd=installed)
     table = run(command, "report", RECORD, cwd=installed)
     assert "MORE" in table
-    assert "92.68" in table
+    assert "93.80" in table
     page = run(command, "report", RECORD, "--format", "html", cwd=installed)
     assert page.lstrip().lower().startswith("<!doctype html>")
