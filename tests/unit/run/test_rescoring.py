@@ -13,7 +13,8 @@ from morecl.errors import InputError
 from morecl.records import Record, read_record
 from morecl.run import RunRequest, rescore, start
 
-SMALL: dict[str, Any] = {"epochs": 1, "image_size": 16, "bottleneck": 4, "back_update_epochs": 1, "device": "cpu"}
+SMALL: dict[str, Any] = {"epochs": 1, "lr": 0.005, "image_size": 16, "bottleneck": 4, "back_update_epochs": 1}
+SMALL |= {"device": "cpu"}
 
 
 def request(method: str = "more", keep: bool = True, **settings: Any) -> RunRequest:
