@@ -114,7 +114,7 @@ def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) ->
             f"and keeps its own. Leave {'them' if plural else 'it'} out, or name another folder"
         )
     if "--method" in choices:
-        options.known_method(choices["--method"])  # Classifier.create refuses some others
+        options.known_method(choices["--method"])
     settings = options.settings_from(choices.get("--set"))
     for key in ("seed", "backbone", "device"):
         if key in settings:
