@@ -6,7 +6,7 @@ covariance S for all. With the precision L = ((1 - shrinkage) S + shrinkage I)^-
     w_c . z + b_c,   w_c = L mu_c,   b_c = -1/2 mu_c . L mu_c.
 
 Means and scatter are sums over images, so earlier classes need no image to be kept, nothing is forgotten, and the order
-of the images does not matter. The OOD score is the maximum softmax probability.
+of the images does not matter. The OOD score is the maximum softmax probability, as its log-odds.
 
 Deviations:
 
@@ -64,8 +64,20 @@ class Discriminant(Rule):
         means = self._means()
         weight = means @ self.precision  # (C, D)
         scores = F.linear(features[0].double(), weight, -0.5 * (weight * means).sum(1))
-        p = scores.softmax(1)
-        return Output(scores, p, p.amax(1))
+        return Output(scores, scores.softmax(1), _log_odds(scores))
+
+
+def _log_odds(scores: Tensor) -> Tensor:
+    """log p / (1 - p) of the largest softmax probability p, from scores (N, C): (N,).
+
+    It ranks images as p does. But with few images a class, p of most is so near 1 that it rounds to exactly 1, and they
+    could not be ranked. With one class p is 1 for every image; then all get 0.
+    """
+    if scores.shape[1] == 1:
+        return torch.zeros_like(scores[:, 0])
+    best = scores.argmax(1, keepdim=True)
+    others = scores.scatter(1, best, -torch.inf).logsumexp(1)
+    return scores.gather(1, best)[:, 0] - others
 
 
 class Slda(PrototypeLearner):

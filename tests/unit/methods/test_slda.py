@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from morecl.methods.slda import Slda
+from morecl.methods.slda import Slda, _log_odds
 from tiny import images_of, learner_of, teach
 
 
@@ -37,3 +38,20 @@ def test_tasks_do_not_matter() -> None:
     expected = at_once.scores(x)
     # features of other batches are rounded differently, and the inverse of an almost singular matrix makes more of it
     assert np.abs(one_by_one.scores(x) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_ood_score_ranks_as_the_softmax_does_and_does_not_round_to_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(200, 4, generator=draw, dtype=torch.float64)
+    p = scores.softmax(1).amax(1)
+    assert torch.allclose(_log_odds(scores), (p / (1 - p)).log())
+    sharp = 300 * scores  # p is 1 - 1e-20 for most
+    assert (sharp.softmax(1).amax(1) == 1).float().mean() > 0.5
+    assert len(_log_odds(sharp).unique()) == 200
+    assert (_log_odds(scores[:, :1]) == 0).all()  # one class: the softmax says nothing
+
+
+def test_unknown_images_are_ranked_although_all_answers_are_certain() -> None:
+    learner = teach(learner_of(Slda), (0, 1), (2, 3))
+    answer = learner.predict(images_of(0, 1, 2, 3, 4, 5, each=4)[0])
+    assert len(np.unique(answer.ood_score)) == len(answer.ood_score)
