@@ -118,7 +118,7 @@ def check(folder: Path) -> dict[str, Any]:
     names = sorted(path.relative_to(folder / "here") for path in (folder / "here").rglob("result.json"))
     for name in names:
         pair = [folder / place / name for place in ("here", "there")]
-        records = [read_record(path).model_dump(exclude={"seconds"}) for path in pair if path.is_file()]
+        records = [read_record(path).model_dump(exclude={"seconds", "shared"}) for path in pair if path.is_file()]
         if len(records) != 2 or records[0] != records[1]:
             failures.append(f"{name} is missing or differs")
     noticed = [when for when, line in printed if "resumes elsewhere" in line]

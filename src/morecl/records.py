@@ -119,8 +119,16 @@ class Record(_Part):
         default_factory=list, description="percentage of masked neurons in use after each task (HAT, MORE)"
     )
     peak_memory_bytes: int | None = None
+    shared: bool | None = Field(
+        None, description="whether other runs used the same card or cores, so that seconds say little; null: not known"
+    )
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+    @property
+    def seconds_count(self) -> bool:
+        """Whether the seconds are those of a run that was alone; of older runs on a GPU, many were not."""
+        return not self.device.startswith("cuda") if self.shared is None else not self.shared
 
     @model_validator(mode="after")
     def _fits_its_tasks(self) -> Self:

@@ -41,11 +41,11 @@ def print_summary(records: Sequence[Record], console: Console) -> None:
             names = ("aca", "aia", "til_accuracy", "auc", "iauc")
             means = [repetition_mean(runs, attrgetter(f"metrics.{name}")) for name in names]
             cells = ["-" if value is None else f"{value:.2f}" for value in means]
-            seconds = repetition_mean(runs, lambda r: r.seconds.get("total"))
+            seconds = repetition_mean(runs, lambda r: r.seconds.get("total") if r.seconds_count else None)
             lines.append(
                 {"method": row.label, "benchmark": column.label, "runs": str(len(repetitions(runs)))}
                 | dict(zip(_MEANINGS, cells, strict=True))
-                | {"s": f"{seconds or 0:.0f}"}
+                | {"s": "-" if seconds is None else f"{seconds:.0f}"}
             )
             is_best.append(row.competes and len(ranked[column]) > 1 and means[0] == max(ranked[column]))
     heads = _fitting_columns(lines, console.width)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import morecl
 from morecl.errors import InputError
 from morecl.locking import EXPIRE_SECONDS, claimed
-from morecl.run import RESULT
+from morecl.run import RESULT, SHARED
 from morecl.suite import child
 from morecl.suite.plan import PlannedRun
 
@@ -62,6 +62,8 @@ def carry_out(run: PlannedRun, around: Surroundings, cards: float, attempt: int)
     if (run.folder / RESULT).is_file():
         return 0  # the node was lost after the run had ended
     environment = {**child.environment_for(None), **around.variables, **({} if cards else _HIDDEN)}
+    if cards < 1:
+        environment[SHARED] = "1"
     process = child.Child(run, environment, cwd=around.directory, bound=True)
     try:
         while True:  # in steps, so that Ray can interrupt it

@@ -26,6 +26,7 @@ from morecl.report.tables import stages, stored_numbers
 _TITLES = {
     "accuracy": "Accuracy after each task",
     "roc": "Detection of unknown classes (ROC)",
+    "reduction": "Performance reduction rate",
     "errors": "Direction of task errors",
     "time": "Seconds of a run, by stage",
     "entries": "Numbers stored, by part",
@@ -112,12 +113,18 @@ def _of_column(
         alt = ", ".join(f"{label} AUC {area:.1f} %" for label, area in areas.items())
         yield drawing("roc", alt, partial(plots.roc_curves, curves, areas, styles), *key)
 
+    falls = {label: values for label, many in runs.items() if (values := _reductions(many))}
+    if falls:
+        alt = ", ".join(f"{label} {statistics.fmean(values):.1f}" for label, values in falls.items())
+        yield drawing("reduction", alt, partial(plots.reduction_bars, falls), *key)
+
     shares = {label: share for label, many in runs.items() if (share := _mean_errors(many)) is not None}
     if shares:
         alt = ", ".join(f"{label} {early:.0f} % to earlier tasks" for label, (early, _) in shares.items())
         yield drawing("errors", alt, partial(plots.error_bars, shares), *key)
 
-    seconds = {label: _mean_parts(many, stages) for label, many in runs.items()}
+    alone = {label: [record for record in many if record.seconds_count] for label, many in runs.items()}
+    seconds = {label: _mean_parts(many, stages) for label, many in alone.items() if many}
     if any(seconds.values()):
         alt = ", ".join(f"{label} {sum(parts.values()):.0f} s" for label, parts in seconds.items())
         cut, note = _cut(seconds)
@@ -160,6 +167,11 @@ def _mean_parts(runs: Sequence[Record], parts_of: Callable[[Record], Mapping[str
     names = list(dict.fromkeys(name for record in runs for name in parts_of(record)))
     means = _mean_over(runs, lambda record: [parts_of(record).get(name, 0.0) for name in names])
     return dict(zip(names, means.tolist(), strict=True))
+
+
+def _reductions(runs: Sequence[Record]) -> list[float]:
+    """One for each seed and class order; none with a single task."""
+    return repetition_values(runs, lambda r: r.metrics.reduction_rate)
 
 
 def _mean_errors(runs: Sequence[Record]) -> tuple[float, float] | None:

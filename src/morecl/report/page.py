@@ -33,7 +33,7 @@ class Topic:
 TOPICS = (
     Topic("accuracy", "Accuracy", ("main", "differences", "main-half", "main-ablation", "main-once"), ("accuracy",)),
     Topic("unknown", "Unknown classes", ("ood", "threshold", "ood-half", "ood-ablation"), ("roc",)),
-    Topic("forgetting", "Forgetting", ("tasks", "transfer"), ("matrix",)),
+    Topic("forgetting", "Forgetting", ("tasks", "transfer"), ("reduction", "matrix")),
     Topic("errors", "Task errors", ("errors", "errors-ablation"), ("errors",)),
     Topic("cost", "Time and memory", ("cost",), ("time", "entries")),
 )

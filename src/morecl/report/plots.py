@@ -127,6 +127,30 @@ def error_bars(shares: Mapping[str, tuple[float, float]], width: float) -> Figur
     return figure
 
 
+def reduction_bars(falls: Mapping[str, Sequence[float]], width: float) -> Figure:
+    """By how much a task's accuracy falls until the end: a bar to the mean over runs, a thin line over their range."""
+    figure, axes = _bars(list(falls), width)
+    ends = [0.0]
+    for place, values in enumerate(falls.values()):
+        mean = float(np.mean(values))
+        axes.barh(place, mean, color=_COLOURS[1], height=0.68)
+        if len(values) > 1:
+            axes.plot([min(values), max(values)], [place, place], color=INK, linewidth=1.2)
+        side = -1 if mean < 0 else 1
+        end = min([mean, *values]) if mean < 0 else max([mean, *values])
+        axes.annotate(
+            f"{mean:.1f}", (end, place), (side * 4, 0), textcoords="offset points",
+            ha="right" if side < 0 else "left", va="center", fontsize=8, color=INK,
+        )  # fmt: skip
+        ends.append(end)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    room = 0.14 * max(max(ends) - min(ends), 1.0)
+    axes.set_xlim(min(ends) - (room if min(ends) < 0 else 0), max(ends) + room)
+    axes.set_xlabel("points of accuracy lost since a task was learned" if width >= 5 else "points of accuracy lost")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if width < 5 else 8))
+    return figure
+
+
 def stacked_bars(
     parts: Mapping[str, Mapping[str, float]], unit: str, scale: float, cut: Collection[str], width: float
 ) -> Figure:

@@ -235,7 +235,10 @@ TABLE_KINDS = {
     "cost": TableKind(
         "Time and memory",
         (
-            Metric("seconds", "Seconds", "of a whole run", lambda r: sum(stages(r).values()), None, 1, False, True),
+            Metric(
+                "seconds", "Seconds", "of a whole run that had its card or cores for itself",
+                lambda r: sum(stages(r).values()) if r.seconds_count else None, None, 1, False, True,
+            ),
             Metric(
                 "entries", "Entries", "millions of numbers stored, without the replay buffer", _millions(buffer=False),
                 None, 2, False, True,

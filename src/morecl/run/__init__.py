@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from morecl.run.folder import RESULT, RUN, default_folder
+from morecl.run.folder import RESULT, RUN, SHARED, default_folder
 from morecl.run.request import ResolvedRun, RunRequest, read_request
 from morecl.run.watcher import Watcher
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 __all__ = [
     "RESULT",
     "RUN",
+    "SHARED",
     "ResolvedRun",
     "RunRequest",
     "Watcher",

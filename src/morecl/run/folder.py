@@ -14,6 +14,7 @@ RESULT = "result.json"
 PROGRESS = "progress.json"
 MODEL = "model"
 RESCORED = "rescored-"
+SHARED = "MORECL_SHARED"  # set in the environment of a run that shares its card or cores with other runs
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _LEFTOVER = re.compile(r"\.(run\.json|result\.json|checkpoint-\d+|model)\..*(tmp|old)")

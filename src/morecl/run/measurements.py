@@ -23,6 +23,7 @@ class Measurements:
     total_seconds: float = 0.0
     peak_memory_bytes: int = 0  # of the main process
     ranks: int = 1  # processes that learned together, at most
+    shared: bool = False  # other runs used the same card or cores at some time
     fingerprint: str = ""  # of the data
     groups: list[list[int]] = field(default_factory=list)  # the classes of every task
 

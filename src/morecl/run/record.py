@@ -50,6 +50,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
         entries={**entries, "total": sum(entries.values()), "buffer": learner.buffer_entries()},
         capacity=measured.capacity,
         peak_memory_bytes=measured.peak_memory_bytes or None,
+        shared=measured.shared,
     )
 
 

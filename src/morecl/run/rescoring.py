@@ -52,7 +52,7 @@ def rescore(
             raise InputError(f"the run in {folder} is not finished: `morecl resume {folder}` first")
         _refuse_missing(folder, saved)
         run = request.resolve()
-        measured, learner = Measurements(), None
+        measured, learner = Measurements(shared=Measurements.read(saved[-1] / PROGRESS).shared), None
         out = rescored_folder(folder, _variant(name, settings or {}))
         for number, path in enumerate(saved):
             trained = checkpoint.load(path)

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import takewhile
 
 from morecl.errors import InputError
+from morecl.run import SHARED
 from morecl.suite import child
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome
@@ -40,7 +41,11 @@ class Here:
 
     def start(self, run: PlannedRun) -> LocalJob:
         card = self._card_for(run)
-        environment = self._environment if card is None else self._environment | {VISIBLE: card}
+        environment = dict(self._environment)
+        if card is not None:
+            environment[VISIBLE] = card
+        if self._jobs > (1 if card is None else len(self._cards)):
+            environment[SHARED] = "1"
         job = LocalJob(run, environment, card)
         self._running.append(job)
         return job

@@ -72,3 +72,10 @@ def test_scores_on_held_out_images_are_told_apart_and_not_ranked() -> None:
     assert "MORE (held-out images)" in text and "not on the test set" in text
     assert [line.split()[0] for line in green] == ["MORE"] and "held-out" not in green[0]
     assert "Scored on held-out training images" in shown([trial])[0]
+
+
+def test_seconds_of_a_run_that_shared_its_card_are_not_shown() -> None:
+    seconds = {"train": 1234.0, "total": 1234.0}
+    for shared, text in ((False, "1234"), (True, "-")):
+        table, _ = shown([make_record("more", device="cuda", shared=shared, seconds=seconds)])
+        assert table.splitlines()[3].split()[-1] == text

@@ -55,12 +55,13 @@ def test_a_run_gets_the_users_folder_threads_and_variables(
     monkeypatch.chdir("/")
     script(
         "import os, sys; e = os.environ\n"
-        "print(os.getcwd(), e['MORECL_DATA'], e['OMP_NUM_THREADS'], '[' + e['CUDA_VISIBLE_DEVICES'] + ']'); sys.exit(5)"
+        "shared = e.get('MORECL_SHARED', '')\n"
+        "print(os.getcwd(), e['MORECL_DATA'], e['OMP_NUM_THREADS'], '[' + e['CUDA_VISIBLE_DEVICES'] + ']' + shared)\n"
+        "sys.exit(5)"
     )
-    assert carry_out(run, around, 1.0, 1) == 5
-    assert child.last_line(run, 0) == f"{around.directory} data 3 [3]"
-    assert carry_out(run, around, 0, 1) == 5
-    assert child.last_line(run, 0) == f"{around.directory} data 3 []"
+    for cards, shown in ((1.0, "[3]"), (0.25, "[3]1"), (0, "[]1")):
+        assert carry_out(run, around, cards, 1) == 5
+        assert child.last_line(run, 0) == f"{around.directory} data 3 {shown}"
 
 
 def test_the_users_threads_win_over_those_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:

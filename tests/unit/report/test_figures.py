@@ -56,7 +56,7 @@ def bag() -> list[Record]:
 @pytest.mark.parametrize("records", [bag(), [make_record(name) for name in METHODS]], ids=["long", "all"])
 def test_nothing_in_a_figure_covers_anything_else(records: list[Record]) -> None:
     shown = [drawing for drawing in drawings(records) if drawing.key != "matrix"]
-    assert len(shown) == 5
+    assert len(shown) == 6
     for drawing in shown:
         for figure in (titled(drawing)[0], drawing.draw(NARROW)):
             renderer = FigureCanvasAgg(figure).get_renderer()
@@ -72,6 +72,34 @@ def test_nothing_in_a_figure_covers_anything_else(records: list[Record]) -> None
 def test_a_single_task_without_detection_has_no_roc_curve() -> None:
     record = with_aca(70.0, "ncm", "digits-5t", tasks=1, auc_per_step=[])
     assert [drawing.key for drawing in drawings([record])] == ["accuracy", "time", "entries", "matrix"]
+
+
+def test_the_reduction_is_a_bar_to_the_mean_and_a_line_over_the_runs() -> None:
+    records = [make_record("icarl", seed=seed, tasks=3, level=level) for seed, level in enumerate((60.0, 70.0, 80.0))]
+    falls = [record.metrics.reduction_rate for record in records]
+    assert None not in falls and len({*falls}) == 3
+    drawing = next(drawing for drawing in drawings(records) if drawing.key == "reduction")
+    [axes] = drawing.draw(WIDE).axes
+    [bar] = axes.patches
+    assert bar.get_width() == pytest.approx(np.mean(falls))
+    assert sorted(axes.lines[0].get_xdata()) == pytest.approx([min(falls), max(falls)])
+    assert [text.get_text() for text in axes.texts] == [f"{np.mean(falls):.1f}"]
+    assert drawing.alt.endswith(f"iCaRL {np.mean(falls):.1f}.")
+
+
+def test_a_negative_reduction_stays_inside_the_axes() -> None:
+    [axes] = plots.reduction_bars({"one": [-3.0], "two": [5.0, 7.0]}, NARROW).axes
+    low, high = axes.get_xlim()
+    assert low < -3 and high > 7
+
+
+def test_seconds_of_runs_that_shared_a_card_are_not_drawn() -> None:
+    alone = make_record("icarl", device="cuda (NVIDIA H200)", shared=False)
+    keys = [drawing.key for drawing in drawings([alone, make_record("more", device="cuda", shared=True)])]
+    assert "time" in keys
+    for shared in (True, None):
+        keys = [drawing.key for drawing in drawings([make_record("more", device="cuda (NVIDIA H200)", shared=shared)])]
+        assert "time" not in keys
 
 
 def steps(*values: float) -> np.ndarray:

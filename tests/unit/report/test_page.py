@@ -22,7 +22,7 @@ def test_page_is_self_contained_and_well_formed() -> None:
     assert set(re.findall(r'<a href="#([^"]+)"', page)) <= set(ids)
     alternatives = re.findall(r'<div class="drawing [a-z]+" role="img" aria-label="([^"]+)"><svg', page)
     images = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(images) == len(alternatives) == 5 * 2 + 3  # five figures for two widths, a matrix for each method
+    assert len(images) == len(alternatives) == 6 * 2 + 3  # six figures for two widths, a matrix for each method
     assert all(len(text) > 30 for text in alternatives)
     for image in images:
         ElementTree.fromstring(image)
@@ -75,7 +75,7 @@ def test_each_topic_has_its_tables_and_then_its_figures() -> None:
     assert outline(html(RECORDS)) == [
         "accuracy", "table", "Accuracy after each task",
         "unknown", "table", "table", "Detection of unknown classes (ROC)",
-        "forgetting", "table", "iCaRL", "MORE",
+        "forgetting", "table", "Performance reduction rate", "iCaRL", "MORE",
         "errors", "table", "Direction of task errors",
         "cost", "table", "Seconds of a run, by stage", "Numbers stored, by part",
         "notes",

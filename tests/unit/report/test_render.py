@@ -22,7 +22,7 @@ RECORDS = [make_record(name, seed=seed, tasks=3) for name in ("icarl", "more") f
 
 def test_figures_are_written_as_files(tmp_path: Path) -> None:
     written = write_figures(RECORDS, tmp_path)
-    kinds = ("accuracy", "roc", "errors", "time", "entries")
+    kinds = ("accuracy", "roc", "reduction", "errors", "time", "entries")
     names = [f"{kind}-digits-5t-in-3-tasks" for kind in kinds]
     names += [f"matrix-digits-5t-in-3-tasks-{method}" for method in ("icarl", "more")]
     assert {path.name for path in written} == {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
@@ -43,7 +43,7 @@ def test_figures_cannot_be_written_in_unknown_formats_or_places(tmp_path: Path) 
 def test_figures_with_alike_names_are_not_overwritten(tmp_path: Path) -> None:
     records = [make_record(name, tasks=2) for name in ("a/b", "a|b", "a b 2")]
     written = write_figures(records, tmp_path, ["svg"])
-    assert len(set(written)) == len(written) == len(list(tmp_path.iterdir())) == 8
+    assert len(set(written)) == len(written) == len(list(tmp_path.iterdir())) == 9
 
 
 def test_a_files_notes_lie_below_the_figure_and_inside_the_image() -> None:

@@ -100,3 +100,19 @@ def test_every_metric_is_explained_in_the_caption() -> None:
         for metric in kind.metrics:
             assert f"{metric.label}: {metric.meaning}.".lower() in kind.caption.lower()
             assert kind.meaning(metric.label) == metric.meaning
+
+
+def test_seconds_are_those_of_runs_that_were_alone() -> None:
+    seconds = {"train": 50.0}
+    records = [
+        make_record("icarl", seed=seed, device="cuda (NVIDIA H200)", shared=shared, seconds=seconds)
+        for seed, shared in enumerate((False, True, None))
+    ]
+    cost = next(table for table in build_tables(records) if table.key == "cost")
+    [cells] = cost.rows.values()
+    assert cells[0] is not None and (cells[0].mean, cells[0].n) == (50.0, 1)
+    cost = next(table for table in build_tables(records[1:]) if table.key == "cost")
+    assert "Seconds" not in [metric for _, metric in cost.heads]
+    older = make_record("icarl", device="cpu (x86_64, 2 threads)", seconds=seconds)
+    cost = next(table for table in build_tables([older]) if table.key == "cost")
+    assert "Seconds" in [metric for _, metric in cost.heads]

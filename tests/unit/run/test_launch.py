@@ -49,6 +49,14 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
     return folder, recipe
 
 
+def test_a_run_that_shared_its_card_for_a_while_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MORECL_SHARED", "1")
+    folder, recipe = begun(tmp_path)
+    monkeypatch.delenv("MORECL_SHARED")
+    assert resume(folder).shared is True
+    assert start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "alone").shared is False
+
+
 @pytest.mark.parametrize(("values", "other"), [((2, 4), "recipe, tasks"), ((5, 3), "recipe, data")])
 def test_a_run_is_not_resumed_with_a_changed_recipe(tmp_path: Path, values: tuple[int, int], other: str) -> None:
     folder, recipe = begun(tmp_path)
