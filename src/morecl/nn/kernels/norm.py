@@ -1,7 +1,7 @@
 """LayerNorm ``n = w z + v`` with ``z = (x - mean) / sd``, and the gradient of x, which is also used beside the norm.
 
 From the gradients g of n and d' of that other use: ``d = d' + (w g - mean(w g) - z mean(w g z)) / sd``, and, summed
-over parts of 32 tokens (2 if there are few), ``dw = sum g z``, ``dv = sum g``; the parts are added up later, in a fixed
+over parts of the tokens, ``dw = sum g z``, ``dv = sum g``; the parts are added up later, in a fixed
 order. Torch's compiler generates two kernels for this, each of which reads everything.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 2  # tokens per step
-PART = 32  # tokens over which one program sums the gradients of the weights
+NARROW = 256  # dimensions up to which one warp takes a token
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -33,14 +33,14 @@ def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weigh
     d = torch.empty_like(x)
     _norm_backward[(sums.shape[0],)](
         g, x if passed is None else passed, x, moments, weight, d, sums, count,
-        dim, triton.next_power_of_2(dim), ROWS, _part(count), passed is not None, num_warps=warps(dim),
+        dim, triton.next_power_of_2(dim), ROWS, _part(count, dim), passed is not None, **_launch(dim),
     )  # fmt: skip
     return d
 
 
 def parts(count: int, dim: int) -> tuple[int, int, int]:
     """Shape of a norm's sums: dw (D) and dv (D) per part of the tokens."""
-    return triton.cdiv(count, _part(count)), 2, dim
+    return triton.cdiv(count, _part(count, dim)), 2, dim
 
 
 def warps(dim: int) -> int:
@@ -48,8 +48,15 @@ def warps(dim: int) -> int:
     return 2 if dim <= 512 else 4
 
 
-def _part(count: int) -> int:
-    return PART if count > 100 * PART else ROWS  # few tokens, such as class tokens, are not worth a loop
+def _launch(dim: int) -> dict[str, int]:
+    """Of the backward pass."""
+    return {"num_warps": 1 if dim <= NARROW else warps(dim)}
+
+
+def _part(count: int, dim: int) -> int:
+    """Tokens over which one program sums the gradients of the weights."""
+    part = 16 if dim <= NARROW else 32
+    return part if count > 100 * part else ROWS  # few tokens, such as class tokens, are not worth a loop
 
 
 @triton.jit(do_not_specialize=["count"])
