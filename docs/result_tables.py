@@ -38,11 +38,13 @@ FEWER = "†"  # marks a mean over fewer class orders than others have
 TITLES = {name: method.title for name, method in METHODS.items() if name != "single"} | {
     "joint": "joint training",
     "more-paper": "MORE (paper)",
+    "more-authors": "MORE (authors' code)",
 }
 HALF = {"more-paper": "more-half-memory-paper"}  # folders of runs with half the memory that are not NAME-half-memory
 ABLATION = {
     "more": "MORE",
     "more-no-coefficient": "without coefficient",
+    "more-authors": "MORE (authors' code)",
     "more-paper": "MORE (paper)",
     "more-paper-no-coefficient": "MORE (paper) without coefficient",
     "more-no-back-update": "without back-update",
@@ -54,8 +56,23 @@ Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which n
 
 @cache
 def runs(folder: str) -> dict[str, Runs]:
-    """The records of a folder, by method; those of variants other than the paper's MORE are left out."""
-    return {name: own for name, own in all_runs(folder).items() if name in TITLES}
+    """The records of a folder, by method; those of variants other than MORE's back-updates are left out.
+
+    Of each benchmark only the class orders that all methods have which have three or more.
+    """
+    found = {name: own for name, own in all_runs(folder).items() if name in TITLES}
+    shared: dict[str, set[str]] = {}
+    for own in found.values():
+        for benchmark, by_order in own.items():
+            if len(by_order) >= 3:
+                shared[benchmark] = shared.get(benchmark, {*by_order}) & by_order.keys()
+    return {
+        name: {
+            benchmark: {order: record for order, record in by_order.items() if order in shared[benchmark]}
+            for benchmark, by_order in own.items()
+        }
+        for name, own in found.items()
+    }
 
 
 @cache
@@ -121,7 +138,8 @@ def differences(folder: str, method: str) -> list[str]:
 
 def ranks(folder: str, metric: str) -> list[str]:
     """The paper's methods, MORE with the paper's back-update; below, Spearman's correlation of the two orders."""
-    found = {("more" if name == "more-paper" else name): own for name, own in runs(folder).items() if name != "more"}
+    others = {name: own for name, own in runs(folder).items() if name not in ("more", "more-authors")}
+    found = {("more" if name == "more-paper" else name): own for name, own in others.items()}
     theirs = paper()["numbers"]["main"][metric]
     benchmarks = [name for name in SHOWN if len(theirs.get(name, ())) > 3]  # of SVHN-5T the paper has three numbers
     columns: dict[str, dict[str, str]] = {}

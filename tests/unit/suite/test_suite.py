@@ -230,8 +230,8 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("smoke", 20, 1, 20),
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
-        ("frontier", 10, 3, 81),
-        ("shipped", 20, 4, 651),
+        ("frontier", 10, 5, 153),
+        ("shipped", 20, 4, 671),
     ],
 )
 def test_packaged_suites_have_the_size_that_their_heads_say(
@@ -509,6 +509,7 @@ def test_threads_are_left_alone_for_one_job_or_when_the_user_sets_them(monkeypat
 CARD = (
     "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[1]); here = folder.parent\n"
     "(here / f'{folder.name}.card').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'not set'))\n"
+    "(here / f'{folder.name}.shared').write_text(os.environ.get('MORECL_SHARED', ''))\n"
     "until = time.time() + 10\n"
     "while len(list(here.glob('*.card'))) < 4 and time.time() < until: time.sleep(0.01)\n"
     "sys.exit(1)"
@@ -547,6 +548,7 @@ def test_runs_are_spread_over_the_cards(
     runs = [PlannedRun(request, tmp_path / name, name) for name in "abcd"]
     run_suite.run_suite(runs, quiet(), Here(4, count_cards=lambda: count))
     assert sorted((tmp_path / f"{name}.card").read_text() for name in "abcd") == cards
+    assert {(tmp_path / f"{name}.shared").read_text() for name in "abcd"} == {"1"}  # four runs, three cards at most
 
 
 def test_the_next_run_goes_to_the_card_that_became_free(tmp_path: Path, scripts: dict[str, str]) -> None:
@@ -556,6 +558,7 @@ def test_the_next_run_goes_to_the_card_that_became_free(tmp_path: Path, scripts:
     place = Here(2, count_cards=lambda: 2)
     run_suite.run_suite(runs_in(tmp_path, "long", "short", "last"), quiet(), place)
     assert [(tmp_path / f"{name}.card").read_text() for name in ("long", "short", "last")] == ["0", "1", "1"]
+    assert {path.read_text() for path in tmp_path.glob("*.shared")} == {""}  # each had a card for itself
 
 
 @pytest.mark.parametrize(
