@@ -12,9 +12,10 @@ The model: N ranks take
 
     t(B / N)  +  inputs of B images, which every rank puts together  +  gather of B features  +  sum of all gradients,
 
-with t(b) from the steps measured with 1 rank (between their sizes by straight lines, never below the fastest), and for
+with t(b) from the steps measured with 1 rank (between their sizes by straight lines, never below the fastest; of a
+recorded step of an H200, which is captured, never below the time to launch its kernels one by one), and for
 what travels a ring's bytes over the assumed bandwidth plus the assumed latency of each of its log2(N) stages.
-``--h200`` adds the model for two recorded steps of an H200 (benchmarks/h200-*-step.json), whose floor is assumed.
+``--h200`` adds the model for two recorded steps of an H200 (benchmarks/h200-*-step.json).
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ RANKS = (1, 2, 4, 8, 16, 64, 512)
 CARDS_PER_NODE = 8
 # Assumed: bytes per second of each card in both directions, seconds of latency per stage, within and between machines.
 WITHIN, BETWEEN = (200e9, 8e-6), (25e9, 15e-6)
-LAUNCH = 8e-6  # assumed, seconds of the host per kernel where a step is not captured as a CUDA graph
+# Seconds of the host per kernel where a step is not captured as a CUDA graph: 11.8 ms with DeiT-Ti for some 350 kernels
+# (results/several-cards/h200.json).
+LAUNCH = 33e-6
 
 
 @dataclass(frozen=True)
 class Cost:
     """What a step needs on one rank, in seconds: ``seconds`` for the ``sizes`` of its own part of the batch, at least
-    ``floor``, and ``inputs`` per image of the whole batch."""
+    ``floor`` if there are others, and ``inputs`` per image of the whole batch."""
 
     batch: int
     sizes: list[int]
@@ -70,22 +73,18 @@ class Cost:
     feature_bytes: int  # of one image
 
     def alone(self, images: float) -> float:
-        return max(self.floor, float(np.interp(images, self.sizes, self.seconds)))
+        return float(np.interp(images, self.sizes, self.seconds))
 
     def together(self, count: int, images: float) -> float:
         """Seconds of a step of ``images`` in all on ``count`` ranks."""
-        shared = 0.0 if count == 1 else images * self.inputs  # of one rank they are in its rows' time
-        return (
-            self.alone(math.ceil(images / count))
-            + shared
-            + travel(count, self.gradient_bytes, images * self.feature_bytes)
-        )
+        if count == 1:
+            return self.alone(images)
+        own = max(self.floor, self.alone(math.ceil(images / count)))
+        return own + images * self.inputs + travel(count, self.gradient_bytes, images * self.feature_bytes)
 
 
 def travel(count: int, gradients: float, features: float) -> float:
     """Seconds to sum ``gradients`` and to gather ``features`` (bytes) over ``count`` ranks, as assumed above."""
-    if count == 1:
-        return 0.0
     bandwidth, latency = WITHIN if count <= CARDS_PER_NODE else BETWEEN
     passes = (count - 1) / count
     return passes * (2 * gradients + features) / bandwidth + 3 * math.ceil(math.log2(count)) * latency
@@ -223,7 +222,7 @@ def h200(name: str, dim: int, depth: int) -> Cost:
 def table(title: str, cost: Cost) -> str:
     lines = [
         f"{title}: batch {cost.batch}, {cost.gradient_bytes / 1e6:.2f} MB of gradients a step, 1 rank "
-        f"{1e3 * cost.alone(cost.batch):.2f} ms, no step below {1e3 * cost.floor:.2f} ms",
+        f"{1e3 * cost.alone(cost.batch):.2f} ms, none of several ranks below {1e3 * cost.floor:.2f} ms",
         "",
         "| ranks | same batch, ms | gain | a batch per rank, ms | gain |",
         "|---|---|---|---|---|",

@@ -52,3 +52,14 @@ def test_the_model_is_that_of_the_script(record: Any, monkeypatch: pytest.Monkey
     for title, made in {name: cost, "DeiT-Ti, H200": tiny, "ViT-S, H200": small}.items():
         expected = json.loads(json.dumps({**asdict(made), "ranks": several_cards.modelled(made)}))
         assert record["model"][title] == expected
+
+
+def test_the_times_of_a_card_are_those_of_its_record() -> None:
+    found = json.loads((ROOT / "results" / "several-cards" / "h200.json").read_text())
+    captured, plain = (found["one_rank"][kind] for kind in ("captured_steps", "steps"))
+    text = " ".join(PAGE.split())
+    times = (
+        f"one rank: {1e3 * captured['128']['wall']:.1f} ms when captured, {1e3 * plain['128']['wall']:.1f} ms when not"
+    )
+    assert times in text and plain["16"]["wall"] > plain["128"]["wall"]
+    assert f"take {1e3 * found['two_ranks']['steps']['128']['wall']:.1f} ms" in text
