@@ -1,4 +1,4 @@
-"""Write the section "Our numbers beside the paper's" of every docs/methods/*.md from the records in results/.
+"""Write "Our numbers beside the paper's" in every docs/methods/*.md, and the table of docs/methods.md, from records.
 
 python docs/method_numbers.py           write
 python docs/method_numbers.py --check   list the pages that are out of date; exit code 1 if there are any
@@ -6,59 +6,111 @@ python docs/method_numbers.py --check   list the pages that are out of date; exi
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
-from morecl.records import Record
-from morecl.report.collect import collect
+from result_tables import ROOT, SHOWN, TITLES, runs, value
+
+from morecl.records import Record, read_record
 from morecl.report.paper import BENCHMARKS, paper_number, setting
+from morecl.report.tables import OTHER_BACKBONE
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "methods"
-SOURCES = ("all-methods", "smoke-digits")  # folders of results/ with records of every method
+OVERVIEW = ROOT / "docs" / "methods.md"
+BACKBONES = {"frontier": "ViT-Ti/16, 160 px", "shipped": "included, 32 px", "smoke-digits": "included, 16 px"}
+COMPARED = ("cifar10-5t", "cifar100-10t")  # in the overview
 METRICS = ("aca", "aia", "auc", "iauc")
 BEGIN, END = "<!-- numbers: written by docs/method_numbers.py -->", "<!-- end of numbers -->"
+ROW = re.compile(r"^(\| \[.+?\]\(methods/(\w+)\.md\) \| .+? \| .+? \|).*\|$", re.MULTILINE)
 
 
-def section(method: str, records: list[Record]) -> str:
-    """The table of one method: our value, the paper's in brackets."""
-    own = sorted((r for r in records if r.method == method), key=lambda r: list(BENCHMARKS).index(r.benchmark))
+def section(method: str) -> str:
+    """The table of one method: mean and deviation over class orders, the paper's mean in brackets."""
     lines = [
         BEGIN,
         "## Our numbers beside the paper's",
         "",
-        "One run each, class order 0. In brackets: the MORE paper with its own backbone (DeiT-S/16 at 224 px,",
-        "pre-trained without the classes of these benchmarks) and epochs, mean over five class orders. Records:",
-        f"{' and '.join(f'`results/{source}/`' for source in SOURCES)}.",
+        "Mean ± standard deviation over n class orders, 5 epochs (digits: 8), rates chosen on held-out images. In",
+        f"brackets: the MORE paper ({OTHER_BACKBONE} with its own backbone, DeiT-S/16 at 224 px, pre-trained without",
+        "the classes of these benchmarks, and its own epochs), mean over five class orders. Records:",
+        "`results/frontier/`, `results/shipped/`, `results/smoke-digits/`.",
         "",
-        "| benchmark | backbone | epochs | lr | ACA | AIA | AUC | IAUC |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| benchmark | backbone | {'' if method != 'more' else 'back-update | '}n | lr | ACA | AIA | AUC | IAUC |",
+        f"|---|---|---|---|---|---|---|---|{'' if method != 'more' else '---|'}",
     ]
-    for record in own:
-        epochs, lr = ("-" if (value := setting(record, key)) is None else f"{value:g}" for key in ("epochs", "lr"))
-        backbone = f"{record.backbone.name}, {setting(record, 'image_size')} px"
-        cells = [BENCHMARKS[record.benchmark][0], backbone, epochs, lr, *(_cell(record, metric) for metric in METRICS)]
+    for names, records in _runs_of(method):
+        lr = setting(records[0], "lr")
+        cells = [*names, str(len(records)), "-" if lr is None else f"{lr:g}", *(_cell(records, m) for m in METRICS)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, END])
 
 
-def _cell(record: Record, metric: str) -> str:
-    value, theirs = getattr(record.metrics, metric), paper_number(record, metric)
-    return "-" if value is None else f"{value:.2f}" + (f" [{theirs[0]:.2f}]" if theirs else "")
+def _runs_of(method: str) -> Iterator[tuple[list[str], list[Record]]]:
+    """Benchmark, backbone and, of MORE, whose back-update it was; and the records."""
+    variants = (
+        {"more": "ours", "more-authors": "authors' code", "more-paper": "paper"} if method == "more" else {method: ""}
+    )
+    for folder in ("frontier", "shipped"):
+        for benchmark in SHOWN:
+            for name, whose in variants.items():
+                found = [*runs(folder).get(name, {}).get(benchmark, {}).values()]
+                if found:
+                    names = [BENCHMARKS[benchmark][0], BACKBONES[folder], *([whose] if whose else [])]
+                    yield names, found
+    digits = [*map(read_record, (ROOT / "results" / "smoke-digits" / method).glob("*/result.json"))]
+    if digits:
+        yield ["Digits-5T", BACKBONES["smoke-digits"], *(["ours"] if method == "more" else [])], digits
+
+
+def _cell(records: Sequence[Record], metric: str) -> str:
+    values = [number for record in records if (number := getattr(record.metrics, metric)) is not None]
+    if not values:
+        return "-"
+    theirs = paper_number(records[0], metric)
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{spread}" + (f" [{theirs[0]:.2f}{OTHER_BACKBONE}]" if theirs else "")
+
+
+def overview(text: str) -> str:
+    """The page with the numbers of its table's last two columns, the best method of the second first."""
+    found = {name: (row, _means("frontier", name), _means("shipped", name)) for row, name in ROW.findall(text)}
+    last = ("finetune", "joint", "single")
+
+    def place(name: str) -> tuple[int, float]:
+        return (last.index(name) + 1 if name in last else 0), -(found[name][2] or (0.0, 0.0))[0]
+
+    rows = []
+    for name in sorted(found, key=place):
+        row, *pairs = found[name]
+        rows.append(row + "".join(f" {f'{p[0]:.1f} / {p[1]:.1f}' if p else ''} |".replace("  |", " |") for p in pairs))
+    matches = [*ROW.finditer(text)]
+    return text[: matches[0].start()] + "\n".join(rows) + text[matches[-1].end() :]
+
+
+def _means(folder: str, method: str) -> tuple[float, float] | None:
+    """ACA and IAUC, the mean over the compared benchmarks; ``None`` if a run is missing."""
+    own = runs(folder).get(method, {}) if method in TITLES else {}
+    if any(len(own.get(benchmark, {})) < 3 for benchmark in COMPARED):
+        return None
+    aca, iauc = (mean(mean(value(r, m) for r in own[b].values()) for b in COMPARED) for m in ("aca", "iauc"))
+    return aca, iauc
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """For every page: its path, its text, and the text it should have."""
-    records = collect([ROOT / "results" / source for source in SOURCES])
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         before, begin, rest = text.partition(BEGIN)
         _, end, after = rest.partition(END)
         if not (begin and end):
             raise SystemExit(f"{path}: the marks {BEGIN} and {END} are missing")
-        parts = [before.strip("\n"), section(path.stem, records), after.strip("\n")]
+        parts = [before.strip("\n"), section(path.stem), after.strip("\n")]
         yield path, text, "\n\n".join(part for part in parts if part) + "\n"
+    text = OVERVIEW.read_text(encoding="utf-8")
+    yield OVERVIEW, text, overview(text)
 
 
 def main() -> int:
