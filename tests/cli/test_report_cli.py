@@ -54,7 +54,7 @@ def test_report_and_figures_are_written(
     assert report(monkeypatch, "run", "--format", "md", "--out", "new/a.md", "--figures", "figures") == 0
     assert capsys.readouterr().out == "new/a.md\n"
     assert (run / "new" / "a.md").read_text().startswith("# Results")
-    assert len(list((run / "figures").glob("*.png"))) == 6
+    assert len(list((run / "figures").glob("*.png"))) == 7
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:

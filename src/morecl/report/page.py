@@ -110,12 +110,14 @@ def _environment() -> Environment:
 
 def _lead(records: Sequence[Record], grid: Grid) -> str:
     minutes = sum(sum(stages(record).values()) for record in records) / 60
-    spent = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.1f} minutes"
+    spent = f"; {minutes / 60:.1f} hours of computing" if minutes >= 60 else f"; {minutes:.1f} minutes of computing"
+    if not all(record.seconds_count for record in records):
+        spent = ""
     backbones = ", ".join(sorted({record.backbone.name for record in records}))
     methods = {row.method for row in grid}
     counts = [(len(records), "run"), (len(methods), "method"), (len(columns_of(grid)), "benchmark")]
     runs, of, on = (f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts)
-    return f"{runs} of {of} on {on}; backbone {backbones}; {spent} of computing."
+    return f"{runs} of {of} on {on}; backbone {backbones}{spent}."
 
 
 def _sections(tables: Sequence[Table], figures: Sequence[Drawing]) -> Iterator[Section]:

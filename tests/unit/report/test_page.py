@@ -49,6 +49,13 @@ def test_page_shows_the_numbers() -> None:
     assert "3 runs of 2 methods on 1 benchmark" in page
 
 
+def test_the_time_of_all_runs_is_told_only_if_each_was_alone() -> None:
+    alone = make_record("icarl", seconds={"train": 90.0})
+    assert "backbone vit_mini_patch4_32; 1.5 minutes of computing." in html([alone])
+    shared = make_record("more", seconds={"train": 90.0}, shared=True)
+    assert "backbone vit_mini_patch4_32." in html([alone, shared])
+
+
 def outline(page: str) -> list[str]:
     """Ids of sections, ``table`` and titles of figures, from top to bottom."""
     found = re.findall(r'<section id="(\w+)"|<(table)[ >]|<figcaption>(.*?)</figcaption>', page)
