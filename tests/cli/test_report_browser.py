@@ -47,7 +47,7 @@ def open_page(page: Path, width: int, profile: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "wide", "narrow"), (500, "narrow", "wide")])
+@pytest.mark.parametrize(("width", "shown", "hidden"), [(1400, "wide", "narrow"), (500, "narrow", "wide")])
 def test_report_opens_without_a_console_message(tmp_path: Path, width: int, shown: str, hidden: str) -> None:
     benchmarks = ("digits-5t", "mnist-5t")  # two: wider than a narrow window
     records = [make_record(m, b, seed, tasks=3) for m in ("icarl", "more") for b in benchmarks for seed in (0, 1)]
@@ -59,7 +59,7 @@ def test_report_opens_without_a_console_message(tmp_path: Path, width: int, show
     assert text is not None
     measured = json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
     kinds = [drawing["kind"].strip() for drawing in measured["drawings"]]
-    assert kinds.count("drawing wide") == kinds.count("drawing narrow") == 2 * 5
+    assert kinds.count("drawing wide") == kinds.count("drawing narrow") == 2 * 6
     assert kinds.count("drawing any") == 2 * 2  # the accuracy matrices
     for drawing in measured["drawings"]:
         if hidden in drawing["kind"]:
