@@ -382,11 +382,14 @@ def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path)
     before = tree(copy)
     refused = call("forget", copy, "1")
     assert refused.code == 2 and "--yes" in refused.err and tree(copy) == before
+    assert "without '1' too few images are held back (16), so nothing will be called unknown" in refused.words
+    assert "nothing will be called unknown" not in call("forget", copy, "2").words  # it has 4 of the 28
     assert call("forget", copy, "7", "--yes").code == 2
     asked = write_digits(tmp_path / "asked", [0, 2], 100, 110)
     said = answers(call("predict", copy, asked, "--json"))
     done = call("forget", copy, "1", "--yes")
     assert done.code == 0 and "2 older versions removed" in done.out
+    assert 'No image is called "unknown": with 16 held-back images at least 5.9 % of known images' in done.words
     assert b"'1'" not in (copy / "model.json").read_bytes()  # its name has left the folder
     assert [p.name for p in (copy / "versions").iterdir()] == ["3"]
     now = answers(call("predict", copy, asked, "--json"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from morecl.classifier import conformal
+
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
     from morecl.classifier.store import ModelFolder
@@ -17,7 +19,10 @@ def rename(folder: ModelFolder, classifier: Classifier, old: str, new: str) -> s
 
 
 def forget(folder: ModelFolder, classifier: Classifier, name: str) -> str:
-    """Forget a class, and remove all older versions; otherwise as :func:`rename`."""
+    """Forget a class, and remove all older versions; otherwise as :func:`rename`.
+
+    The scores of the other classes stay. The threshold for "unknown" is set anew, from fewer held-back images.
+    """
     removed = to_be_removed(folder)
     classifier.forget(name)
     number = folder.commit(classifier, "forget", "a class", purge=True)  # its name leaves the folder
@@ -28,3 +33,12 @@ def to_be_removed(folder: ModelFolder) -> str:
     """``2 older versions``: those that forgetting a class removes, because they hold it."""
     count = len(folder.versions())
     return f"{count} older version{'' if count == 1 else 's'}"
+
+
+def end_of_unknown(classifier: Classifier, name: str) -> str:
+    """A warning for who is about to forget this class, if nothing can be called unknown without it; else ``""``."""
+    held = classifier.held.columns
+    left = int((held != classifier.column(name)).sum())
+    if conformal.suffice(left) or not conformal.suffice(len(held)):
+        return ""
+    return f"without {name!r} too few images are held back ({left}), so nothing will be called unknown"

@@ -31,15 +31,23 @@ def promise(ood_scores: ArrayLike, accept: float = ACCEPT, *, missing: int = 0) 
         raise InputError(f"the share of known images to accept must lie between 0 and 1, not {accept}")
     scores = np.sort(np.asarray(ood_scores, np.float64))
     n = len(scores)
-    rank = math.ceil((n + 1) * Fraction(str(accept)))  # exact: 0.95 * 20 in floating point is not 19
-    if rank > n:
+    if not suffice(n, accept):
         possible = (
             f"with {n} held-back images at least {100 / (n + 1):.1f} % of known images must be allowed as unknown"
         )
         why = possible if n else "no images were held back"
         return Promise(accept, None, None, n, f"{why}; nothing is called unknown")
-    threshold = float(scores[rank - 1])
+    threshold = float(scores[_rank(n, accept) - 1])
     if missing:
         classes = "one class has" if missing == 1 else f"{missing} classes have"
         return Promise(accept, threshold, None, n, f"{classes} no held-back images, so nothing is promised")
     return Promise(accept, threshold, float(1 - Fraction(str(accept))), n)
+
+
+def suffice(images: int, accept: float = ACCEPT) -> bool:
+    """Whether this many held-back images set a threshold."""
+    return _rank(images, accept) <= images
+
+
+def _rank(images: int, accept: float) -> int:
+    return math.ceil((images + 1) * Fraction(str(accept)))  # exact: 0.95 * 20 in floating point is not 19

@@ -214,7 +214,11 @@ class Classifier:
         self.learner.rename(old, new)
 
     def forget(self, name: str) -> None:
-        """Answer with this class no more; its images are dropped. All others answer as before."""
+        """Answer with this class no more; its images are dropped.
+
+        The scores of all others stay. The threshold for "unknown" and the confidence are set anew, from fewer held-back
+        images; see :meth:`promise`.
+        """
         column = self.column(name)
         if len(self.classes) == 1:
             raise InputError(f"{name!r} is the only class; delete the model instead")

@@ -157,13 +157,15 @@ class Service:
     def forget(self, name: str, *, confirmed: bool) -> str:
         """Forget a class for good, on disk and here; what to tell the user."""
         if not confirmed:
-            self._require_class(name, self.current.classifier)
-            removed = changes.to_be_removed(self.folder)
-            raise RefusedError(
-                400, f"forgetting {name!r} cannot be undone and removes {removed}; confirm it with confirm=true"
-            )
+            classifier = self.current.classifier
+            self._require_class(name, classifier)
+            what = f"forgetting {name!r} cannot be undone and removes {changes.to_be_removed(self.folder)}"
+            warning = changes.end_of_unknown(classifier, name)
+            raise RefusedError(400, f"{what}{f', and {warning}' if warning else ''}; confirm it with confirm=true")
         with self._changing():
-            return changes.forget(self.folder, self._class_of_newest(name), name)
+            classifier = self._class_of_newest(name)
+            said, promise = changes.forget(self.folder, classifier, name), classifier.promise()
+            return f"{said}; {promise.why}" if promise.threshold is None else said
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -263,10 +265,16 @@ class Service:
             "version": loaded.version.model_dump(),
             "versions": [version.model_dump() for version in loaded.versions],
             **asdict(loaded.classifier.info()),
+            "ends_of_unknown": self._ends_of_unknown(loaded.classifier),
             "problem": self.problem,
             "limits": asdict(self.limits),
             "morecl": __version__,
         }
+
+    def _ends_of_unknown(self, classifier: Classifier) -> dict[str, str]:
+        """Class -> the warning, for those without which nothing can be called unknown."""
+        found = {name: changes.end_of_unknown(classifier, name) for name in classifier.classes}
+        return {name: warning for name, warning in found.items() if warning}
 
     def pictures(self, name: str, count: int) -> list[str]:
         """Pictures of a class that the model keeps, as data URLs."""

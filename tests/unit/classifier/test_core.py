@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import tiny
-from morecl.classifier import Answer, Classifier
+from morecl.classifier import Answer, Classifier, changes
 from morecl.classifier.lesson import NothingNewError
 from morecl.errors import InputError
 from morecl.labels import Forgotten
@@ -284,6 +284,18 @@ def test_rename_and_forget() -> None:
     assert made.classes == ["ant", "bee", "wolf", "cat"]
     with pytest.raises(InputError, match="unknown class 'cow'"):
         made.forget("cow")
+
+
+def test_forgetting_sets_the_threshold_anew_and_warns_if_it_ends() -> None:
+    made = classifier()
+    made.learn(*photos("ant", count=100))  # 20 held back
+    made.learn(*photos("bee"))
+    assert changes.end_of_unknown(made, "bee") == ""
+    assert "are held back (3), so nothing will be called unknown" in changes.end_of_unknown(made, "ant")
+    made.forget("ant")
+    assert made.promise().threshold is None and made.promise().images == 3
+    made.learn(*photos("cat"))
+    assert changes.end_of_unknown(made, "cat") == ""  # nothing is called unknown with it either
 
 
 def test_the_last_class_stays() -> None:

@@ -233,7 +233,8 @@ def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Pat
     _, client = serve(QUICK)
     before = {file: file.read_bytes() for file in model.rglob("*") if file.is_file()}
     for fields, status, message in (
-        ({"name": CLASSES[0]}, 400, "cannot be undone and removes 2 older versions; confirm it with confirm=true"),
+        ({"name": CLASSES[0]}, 400, "cannot be undone and removes 2 older versions, and without 'red fox' too few "),
+        ({"name": CLASSES[0]}, 400, "(10), so nothing will be called unknown; confirm it with confirm=true"),
         ({"name": CLASSES[0], "confirm": "false"}, 400, "cannot be undone"),
         ({"name": CLASSES[0], "confirm": "maybe"}, 400, "must be true or false"),
         ({"name": "green frog", "confirm": "true"}, 404, "unknown class 'green frog'"),
@@ -248,8 +249,11 @@ def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Pat
         ):
             assert client.post(path, files=form(**fields)).status_code == 409
     assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
+    assert client.get("/info").json()["ends_of_unknown"].keys() == {*CLASSES}
     done = client.post("/forget", files=form(name=CLASSES[0], confirm="true")).json()
-    assert done["message"] == f"{CLASSES[0]!r} is forgotten: version 3; 2 older versions removed"
+    assert done["message"].startswith(f"{CLASSES[0]!r} is forgotten: version 3; 2 older versions removed; with 10 held")
+    assert done["message"].endswith("; nothing is called unknown")
+    assert client.get("/info").json()["ends_of_unknown"] == {}
     assert [version.number for version in ModelFolder(model).versions()] == [3]
     assert [path.name for path in (model / "versions").iterdir()] == ["3"]
     (answer,) = client.post("/predict", files=parts(pictures(0, 1, draw=3))).json()["answers"]

@@ -24,6 +24,7 @@ from morecl.cli.own.common import (
     check_accept,
     class_table,
     counted,
+    error_line,
     existing,
     kept,
     needed_width,
@@ -38,6 +39,7 @@ from morecl.interrupts import sigterm_as_interrupt
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier import Classifier, Info, ModelFolder
+    from morecl.classifier.results import Promise
     from morecl.classifier.store import Version
 
 WHAT_WIDTH = 12  # columns of what a version changed, at least
@@ -172,8 +174,8 @@ def forget(
 ) -> None:
     """Forget a class for good.
 
-    Its name and images leave the model's folder; all other classes answer as before. Older versions are removed
-    too, because they hold the class.
+    Its name and images leave the model's folder; the scores of all other classes stay. The threshold for "unknown" is
+    set anew, from fewer held-back images. Older versions are removed too, because they hold the class.
     """
     from morecl.classifier import changes
 
@@ -182,14 +184,18 @@ def forget(
         if name not in classifier.classes:
             raise unknown_name("class", name, classifier.classes)
         if not yes:
+            warning = changes.end_of_unknown(classifier, name)
             if not sys.stdin.isatty():
-                raise InputError(f"forgetting {name!r} cannot be undone; confirm it with --yes")
-            question = f"Forget {name!r} for good, and {changes.to_be_removed(store)} with it?"
-            if not typer.confirm(question):
+                found = f", and {warning}" if warning else ""
+                raise InputError(f"forgetting {name!r} cannot be undone{found}; confirm it with --yes")
+            if warning:
+                error_line(f"{warning[0].upper()}{warning[1:]}.")
+            if not typer.confirm(f"Forget {name!r} for good, and {changes.to_be_removed(store)} with it?"):
                 print("nothing has changed")
                 raise SystemExit(FAILED)
         said = changes.forget(store, classifier, name)
     print(said)
+    _show_promise(classifier.promise())
 
 
 def export(
@@ -208,10 +214,15 @@ def export(
     check_target(out, "model.onnx", "OUT.onnx")
     classifier = store.load(device="cpu")
     classifier.export(out, accept=accept)
+    _show_promise(classifier.promise(accept))
+    shown = f"{out}: {size(out.stat().st_size)}"
+    output_console().print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_promise(promise: Promise) -> None:
     console = output_console()
-    for line in promise_lines(classifier.promise(accept)):
+    for line in promise_lines(promise):
         console.print(line, markup=False, highlight=False)
-    console.print(f"{out}: {size(out.stat().st_size)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

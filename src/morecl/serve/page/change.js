@@ -45,10 +45,11 @@ export function askToRename(name) {
 
 export function askToForget(name) {
   chosen = name;
-  const { classes, versions } = about();
+  const { classes, versions, ends_of_unknown: ends } = about();
   if (classes.length === 1) { say("known-said", `“${name}” is the only class; delete the model instead.`, true); return; }
   const older = versions.length === 1 ? "The older version, which holds it, is" : `All ${counted(versions.length, "older version")}, which hold it, are`;
-  $("forget-text").textContent = `“${name}” is never an answer any more, and its images leave the model. ${older} removed too. This cannot be undone.`;
+  const warning = Object.hasOwn(ends, name) ? ` Note: ${ends[name]}.` : "";
+  $("forget-text").textContent = `“${name}” is never an answer any more, and its images leave the model. ${older} removed too.${warning} This cannot be undone.`;
   open("forget-dialog");
 }
 
