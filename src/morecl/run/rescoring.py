@@ -15,7 +15,7 @@ from morecl.errors import InputError
 from morecl.evaluator import Evaluator
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import claimed
-from morecl.methods import Learner, method_class
+from morecl.methods import METHODS, Learner, method_class
 from morecl.records import Record, write_record
 from morecl.run.folder import MODEL, PROGRESS, RESULT, checkpoints, rescored_folder
 from morecl.run.launch import build_task_stream, refuse_changed
@@ -46,6 +46,7 @@ def rescore(
     request = read_request(folder)
     name = method or request.method
     cls = method_class(name)
+    _refuse_other_networks(cls, method_class(request.method), folder)
     with sigterm_as_interrupt(), claimed(folder):
         saved = checkpoints(folder)
         if not (folder / RESULT).is_file():
@@ -84,6 +85,16 @@ def _measure(evaluator: Evaluator, learner: Learner, number: int, measured: Meas
     capacity = learner.capacity()
     if capacity is not None:
         measured.capacity.append(capacity)
+
+
+def _refuse_other_networks(cls: type[Learner], trained: type[Learner], folder: Path) -> None:
+    """Refuse a method that does not use such networks, before anything is said about what ``folder`` holds."""
+    if cls.trained_as == trained.trained_as:
+        return
+    found = f"{folder} holds a run of {trained.name!r}"
+    if [name for name, other in METHODS.items() if other.trained_as == cls.trained_as] == [cls.name]:
+        raise InputError(f"{found}; only a run of {cls.name!r} itself can be rescored by it")
+    raise InputError(f"{found}; method {cls.name!r} uses networks that {cls.trained_as!r} trains")
 
 
 def _refuse_missing(folder: Path, saved: list[Path]) -> None:

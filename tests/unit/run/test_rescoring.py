@@ -59,7 +59,7 @@ def test_a_rescored_record_is_that_of_a_run_of_its_own(
 @pytest.mark.parametrize(
     "method, settings, message",
     [
-        ("hat", {}, "uses networks that 'hat' trains"),
+        ("hat", {}, "holds a run of 'more'; only a run of 'hat' itself can be rescored by it"),
         ("more", {"epochs": 2}, "trained with other settings: epochs=2 instead of 1"),
         ("more", {"temperture": 1.0}, "did you mean 'temperature'"),
         ("mroe", {}, "did you mean 'more'"),
@@ -78,6 +78,15 @@ def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path) -> None:
     start(request(keep=False), tmp_path / "run")
     with pytest.raises(InputError, match="--keep-checkpoints"):
         rescore(tmp_path / "run", "more", {"coefficient": False})
+
+
+def test_a_method_that_does_not_fit_is_refused_before_checkpoints_are_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    asked = RunRequest(method="ncm", benchmark="digits-5t")
+    (folder / "run.json").write_text(asked.model_dump_json(), encoding="utf-8")
+    with pytest.raises(InputError, match="holds a run of 'ncm'; method 'morerp' uses networks that 'more' trains"):
+        rescore(folder, "morerp")
 
 
 def test_starting_over_removes_rescored_records(trained: Path, tmp_path: Path) -> None:
