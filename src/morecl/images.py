@@ -22,6 +22,10 @@ class DepthError(ValueError):
     """An image of more than 8 bits per channel."""
 
 
+class ListedError(ValueError):
+    """An item of a list that is no usable image. The message begins with its place; the cause says what is wrong."""
+
+
 def open_image(path: str | Path) -> Image.Image:
     """The image in ``path``, upright and in RGB. Pillow's exceptions are passed on."""
     with Image.open(path) as file:
@@ -30,7 +34,7 @@ def open_image(path: str | Path) -> Image.Image:
 
 def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, in a few words and without its path, from what opening it raised."""
-    cause = error.__cause__ or error
+    cause = error.__cause__ if isinstance(error, ListedError) else error  # Pillow's own causes say less
     if isinstance(cause, Image.DecompressionBombError):
         return "too many pixels"
     if isinstance(cause, UnidentifiedImageError):
@@ -40,6 +44,8 @@ def why_unreadable(error: Exception) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     text = str(cause).removeprefix("image 0").lstrip(": ")
+    if text == "Truncated File Read":  # of a JPEG's head; Pillow says it so of all other parts
+        return "image file is truncated"
     return text or type(cause).__name__
 
 
@@ -133,14 +139,14 @@ def _open(image: Any, index: int) -> Image.Image:
         try:
             return open_image(image)
         except FileNotFoundError as error:
-            raise ValueError(f"image {index}: {image} does not exist") from error
+            raise ListedError(f"image {index}: {image} does not exist") from error
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-            raise ValueError(f"image {index}: {image} cannot be read as an image ({error})") from error
+            raise ListedError(f"image {index}: {image} cannot be read as an image ({error})") from error
     if isinstance(image, Image.Image):
         try:
             return colour(image)
         except ValueError as error:
-            raise ValueError(f"image {index}: {error}") from error
+            raise ListedError(f"image {index}: {error}") from error
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()
     if isinstance(image, np.ndarray):

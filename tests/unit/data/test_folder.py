@@ -144,6 +144,15 @@ def test_unreadable_images_are_named_counted_and_skipped(flowers: Path) -> None:
     assert "truncated" in data.skipped[3] and len(data.y_train) + len(data.y_test) == 150
 
 
+@pytest.mark.parametrize("kind", ["png", "jpg"])
+def test_a_truncated_image_is_called_so(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"cut.{kind}"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file)
+    file.write_bytes(file.read_bytes()[:300])
+    assert decoding.decode(file, 4) == "image file is truncated"
+    assert read([file], 4).problems == [(0, "image file is truncated")]
+
+
 def test_a_long_list_of_unreadable_images_is_shortened_in_the_warning(flowers: Path) -> None:
     for i in range(9):
         (flowers / "rose" / f"bad{i}.jpg").write_bytes(b"")
