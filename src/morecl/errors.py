@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _SYNONYMS = {"learning_rate": "lr", "buffer_size": "memory_size"}
 
@@ -18,6 +19,15 @@ class DivergedError(RuntimeError):
 
 class RanksError(RuntimeError):
     """The processes of a run on several cards lost each other, or no longer have the same weights. Exit code 1."""
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Put ``where`` in front of the message of an :class:`InputError` that is raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -16,7 +16,7 @@ from morecl.data import orders
 from morecl.data.datasets import FOLDER, check_dataset_name, count_classes, load_dataset
 from morecl.data.folder import FOLDER_SIZE, find_classes
 from morecl.data.stream import Dataset, Division, Labels, TaskStream, task_sizes
-from morecl.errors import InputError, unknown_name
+from morecl.errors import InputError, placed, unknown_name
 from morecl.pictures import some
 
 LARGEST_SIDE = 4096
@@ -35,6 +35,7 @@ class Recipe:
     ``classes`` are the labels of the data set that take part, all if not given; they are numbered anew.
     ``train_per_class`` and ``test_per_class`` keep the first N images of each class, or all if there are fewer.
     ``folder_size`` is the side in pixels of the images of a ``folder:PATH``; by default what the backbone needs.
+    ``description`` is one line for lists. ``source`` is the user's file, if the recipe comes from one.
     """
 
     name: str
@@ -47,10 +48,19 @@ class Recipe:
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     included: dict[str, dict[str, Any]] = field(default_factory=dict)
     folder_size: int | None = None
+    description: str = ""
+    source: str = ""
+
+    @property
+    def where(self) -> str:
+        """What messages call the place of its settings."""
+        return self.source or f"benchmark {self.name}"
 
     @property
     def summary(self) -> str:
-        """One line for lists: data set, tasks, limits per class."""
+        """One line for lists: its description, or data set, tasks and limits per class."""
+        if self.description:
+            return self.description
         limits = {"training": self.train_per_class, "test": self.test_per_class}
         parts = [f"{count:,} {kind}" for kind, count in limits.items() if count]
         images = f", {' and '.join(parts)} images per class" if parts else ""
@@ -109,7 +119,7 @@ def load_recipe(name: str) -> Recipe:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
-    recipe = _parse(file.stem, text, str(file))
+    recipe = replace(_parse(file.stem, text, str(file)), source=str(file))
     if recipe.dataset.startswith(FOLDER):
         folder = file.parent / Path(recipe.dataset.removeprefix(FOLDER)).expanduser()
         return replace(recipe, dataset=f"{FOLDER}{folder}")
@@ -194,7 +204,7 @@ def _parse(name: str, text: str, where: str) -> Recipe:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where} is not valid TOML: {error}.") from error
-    known = {f.name for f in fields(Recipe)} - {"name"}
+    known = {f.name for f in fields(Recipe)} - {"name", "source"}
     for key in values:
         if key not in known:
             raise unknown_name(f"key in {where}", key, known)
@@ -204,10 +214,14 @@ def _parse(name: str, text: str, where: str) -> Recipe:
             found: Any = values
             for part in key.split("."):
                 found = found.get(part)
-            raise InputError(f"{where}: {key} = {found!r}; expected {expected}.")
+            what = f"{key} is missing" if found is None else f"{key} = {found!r}"  # TOML has no null
+            raise InputError(f"{where}: {what}; expected {expected}.")
 
     check(isinstance(values.get("dataset"), str), "dataset", 'the name of a data set or "folder:PATH"')
-    check_dataset_name(values["dataset"])
+    with placed(where):
+        check_dataset_name(values["dataset"])
+    description = values.get("description", "")
+    check(isinstance(description, str) and description.isprintable(), "description", "one line of text")
     tasks = values.get("tasks")
     sizes = isinstance(tasks, list) and len(tasks) > 0 and all(map(_positive, tasks))
     expected = "a whole number of at least 1, or the number of classes of each task, such as [4, 1, 5]"

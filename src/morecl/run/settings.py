@@ -7,7 +7,7 @@ from typing import Any
 
 from morecl.catalogue import SHIPPED
 from morecl.data import Recipe
-from morecl.errors import InputError, unknown_name
+from morecl.errors import InputError, placed, unknown_name
 from morecl.methods import METHODS, method_class
 
 NOT_INCLUDED = {"backbone", "pretrained", "freeze_backbone"}
@@ -25,7 +25,7 @@ def recipe_settings(method: str, recipe: Recipe, given: Mapping[str, Any]) -> di
       user sets one.
     """
     config = method_class(method).Config
-    _check_names(recipe)
+    _check(recipe, method)
     used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
     included = used["backbone"] == SHIPPED and bool(used["pretrained"]) and bool(used["freeze_backbone"])
     of_recipe = recipe.settings_for(method, included=included and not given.get("preset"))
@@ -48,17 +48,20 @@ def effective_settings(
     return {**config.choose({**of_recipe, **given}), **given, "seed": seed}
 
 
-def _check_names(recipe: Recipe) -> None:
-    """Refuse settings that no method has and, in ``[methods.NAME]``, settings that NAME does not have."""
+def _check(recipe: Recipe, asked: str) -> None:
+    """Refuse settings that no method has and, in ``[methods.NAME]``, settings that NAME does not have; and bad values,
+    those for all methods as far as the method that is ``asked`` for has them.
+    """
     for place, method, table in recipe.tables():
-        known = set(method_class(method).Config.model_fields) if method else _all_settings()
-        for key in table:
-            if place.startswith("included") and key in NOT_INCLUDED:
-                raise InputError(
-                    f"benchmark {recipe.name}: [{place}] cannot set {key}: it is for the included backbone"
-                )
-            if key not in known:
-                raise unknown_name(f"setting in [{place}] of benchmark {recipe.name}", key, known)
+        with placed(f"{recipe.where}, [{place}]"):
+            config = method_class(method or asked).Config
+            known = set(config.model_fields) if method else _all_settings()
+            for key in table:
+                if place.startswith("included") and key in NOT_INCLUDED:
+                    raise InputError(f"cannot set {key}: it is for the included backbone")
+                if key not in known:
+                    raise unknown_name("setting", key, known)
+            config.parse({key: value for key, value in table.items() if key in config.model_fields})
 
 
 def _all_settings() -> set[str]:

@@ -90,10 +90,12 @@ def test_the_head_of_a_recipe_says_command_time_and_target(name: str) -> None:
 def test_own_recipe_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        'dataset = "folder:pictures"\ntasks = 2\nfolder_size = 8\n[settings]\nepochs = 1\n[methods.more]\nlr = 1.0\n'
+        'dataset = "folder:pictures"\ntasks = 2\nfolder_size = 8\ndescription = "My pictures"\n'
+        "[settings]\nepochs = 1\n[methods.more]\nlr = 1.0\n"
     )
     recipe = load_recipe(str(file))
     assert recipe.name == "mine" and recipe.dataset == f"folder:{tmp_path / 'pictures'}" and recipe.folder_size == 8
+    assert recipe.where == str(file) and recipe.summary == "My pictures"
     assert recipe.settings_for("more", included=True) == {"epochs": 1, "lr": 1.0}
     assert recipe.settings_for("ncm", included=True) == {"epochs": 1}
 
@@ -120,9 +122,13 @@ def test_the_included_backbone_has_settings_of_its_own(tmp_path: Path) -> None:
     [
         ('dataset = "cifar10"\ntask = 5', "unknown key in .*mine.toml 'task'; did you mean 'tasks'"),
         ('dataset = "cifar10"\nname = "x"\ntasks = 5', "unknown key in .*mine.toml 'name'"),
-        ('dataset = "cifar11"\ntasks = 5', "unknown data set 'cifar11'; did you mean 'cifar10'"),
-        ("tasks = 5", "dataset = None"),
-        ('dataset = "cifar10"', "tasks = None"),
+        ("", "mine.toml: dataset is missing; expected the name of a data set"),
+        ("tasks = 5", "dataset is missing"),
+        ('dataset = "cifar10"', "tasks is missing; expected a whole number"),
+        ('dataset = "cifar11"\ntasks = 5', "mine.toml: unknown data set 'cifar11'; did you mean 'cifar10'"),
+        ('dataset = "cifar10"\ntasks = 5\ndescription = 3', "description = 3; expected one line of text"),
+        ('dataset = "cifar10"\ntasks = 5\ndescription = "a\\nb"', "description = .*; expected one line of text"),
+        ('dataset = "cifar10"\ntasks = 5\nsource = "x"', "unknown key in .* 'source'"),
         ('dataset = "cifar10"\ntasks = 0', "tasks = 0"),
         ('dataset = "cifar10"\ntasks = 1\nclasses = [1, 1]', "classes = .* each once"),
         ('dataset = "cifar10"\ntasks = 1\nclasses = [-1]', "classes = .*expected labels"),

@@ -87,18 +87,24 @@ def test_a_preset_has_the_epochs_and_the_rate_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"settings": {"epchs": 3}}, r"in \[settings\] of benchmark digits-5t 'epchs'; did you mean 'epochs'"),
+        (
+            {"settings": {"epchs": 3}},
+            r"^benchmark digits-5t, \[settings\]: unknown setting 'epchs'; did you mean 'epochs'",
+        ),
         (
             {"methods": {"more": {"epchs": 3}}},
-            r"in \[methods.more\] of benchmark digits-5t 'epchs'; did you mean 'epochs'",
+            r"^benchmark digits-5t, \[methods.more\]: unknown setting 'epchs'; did you mean 'epochs'",
         ),
-        ({"methods": {"ncm": {"bottleneck": 3}}}, r"in \[methods.ncm\] of benchmark digits-5t 'bottleneck'"),
-        ({"methods": {"mroe": {"epochs": 3}}}, "unknown method 'mroe'; did you mean 'more'"),
-        ({"included": {"settings": {"epchs": 3}}}, r"in \[included.settings\] of benchmark digits-5t 'epchs'"),
-        ({"included": {"methods": {"ncm": {"bottleneck": 3}}}}, r"in \[included.methods.ncm\] of benchmark"),
-        ({"included": {"settings": {"backbone": "x"}}}, r"\[included.settings\] cannot set backbone"),
+        ({"methods": {"ncm": {"bottleneck": 3}}}, r"digits-5t, \[methods.ncm\]: unknown setting 'bottleneck'"),
+        ({"methods": {"mroe": {"epochs": 3}}}, r"\[methods.mroe\]: unknown method 'mroe'; did you mean 'more'"),
+        ({"included": {"settings": {"epchs": 3}}}, r"digits-5t, \[included.settings\]: unknown setting 'epchs'"),
+        ({"included": {"methods": {"ncm": {"bottleneck": 3}}}}, r"\[included.methods.ncm\]: unknown setting"),
+        ({"included": {"settings": {"backbone": "x"}}}, r"\[included.settings\]: cannot set backbone"),
+        ({"settings": {"lr": "abc"}}, r"^benchmark digits-5t, \[settings\]: bad setting: lr='abc'"),
+        ({"methods": {"hat": {"lr": -1}}}, r"^benchmark digits-5t, \[methods.hat\]: bad setting: lr=-1"),
+        ({"source": "my.toml", "settings": {"lr": 0}}, r"^my.toml, \[settings\]: bad setting: lr=0"),
     ],
 )
-def test_misspelt_names_in_a_recipe_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_mistakes_in_the_settings_of_a_recipe_are_placed(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         effective_settings("more", replace(DIGITS, **changes), {}, 0)
