@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from morecl.records import Record
 from morecl.report.notes import notes
@@ -23,13 +24,13 @@ def markdown(records: Sequence[Record]) -> str:
     parts = ["# Results"]
     for table in all_tables(records):
         heads = ["Method", *(f"{benchmark} {metric}" for benchmark, metric in table.heads)]
-        lines = [_pipes(heads), _pipes(["---"] + ["---:"] * len(table.heads))]
+        lines = [_pipes(map(_md, heads)), _pipes(["---"] + ["---:"] * len(table.heads))]
         for row, cells in table.rows.items():
-            lines.append(_pipes([row.label, *(_markdown_cell(table, cell) for cell in cells)]))
-        parts += [f"## {table.title}", table.full_caption, "\n".join(lines)]
+            lines.append(_pipes([_md(row.label), *(_markdown_cell(table, cell) for cell in cells)]))
+        parts += [f"## {_md(table.title)}", _md(table.full_caption), "\n".join(lines)]
     found = notes(records)
     if found:
-        parts += ["## What to keep in mind", "\n".join(f"- {note}" for note in found)]
+        parts += ["## What to keep in mind", "\n".join(f"- {_md(note)}" for note in found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,8 +81,18 @@ def _latex_cell(table: Table, cell: Cell | None) -> str:
     return " ".join(part for part in (number, table.count(cell), theirs) if part)
 
 
-def _pipes(cells: Sequence[str]) -> str:
+def _pipes(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_SIGNS = re.compile(r"[*`\\]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word is one in Markdown, too
+
+
+def _md(text: str) -> str:
+    """``text`` so that Markdown shows it as it is: names of folders may hold anything."""
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, entity)
+    return _SIGNS.sub(r"\\\g<0>", text)
 
 
 _TEX = str.maketrans(

@@ -72,6 +72,16 @@ def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | " in markdown([with_aca(70.0, "a|b")])
 
 
+def test_markdown_shows_names_as_they_are() -> None:
+    text = markdown([with_aca(70.0, "more", "folder:my photos <b> & *x* `y` _z_ a_b c\\d", tasks=2)])
+    shown = r"folder:my photos &lt;b&gt; &amp; \*x\* \`y\` \_z\_ a_b c\\d in 2 tasks"
+    assert f"| Method | {shown} ACA |" in text
+    assert "<b>" not in text and "p < 0.001" not in text
+    held_out = with_aca(70.0, "more", "folder:<b>", tasks=2)
+    held_out = held_out.model_copy(update={"data": held_out.data.model_copy(update={"scored_on": "validation"})})
+    assert "not on the test set: folder:&lt;b&gt; in 2 tasks" in markdown([held_out])
+
+
 @pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/table.md")), ids=lambda p: p.name)
 def test_the_tables_in_results_are_those_of_their_records(folder: Path) -> None:
     assert (folder / "table.md").read_text(encoding="utf-8") == markdown(collect([folder]))
