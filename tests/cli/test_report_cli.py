@@ -29,7 +29,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "x.txt"], "--out goes with --format md, latex or html"),
+        (["--out", "x.txt"], "--out x.txt: the ending names no format; use .md, .tex, .html, or give --format"),
+        (["--out", "x"], "--out x: the ending names no format"),
+        (["--format", "text", "--out", "x.md"], "--out goes with --format md, latex or html"),
         (
             ["--format", "html", "--out", "run"],
             "run is a folder; give --out the name of a file, such as run/report.html",
@@ -55,6 +57,18 @@ def test_report_and_figures_are_written(
     assert capsys.readouterr().out == "new/a.md\n"
     assert (run / "new" / "a.md").read_text().startswith("# Results")
     assert len(list((run / "figures").glob("*.png"))) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.md", "# Results"), ("a.tex", "% Needs"), ("a.HTML", "<!doctype html>")]
+)
+def test_the_ending_of_the_file_chooses_the_format(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str, start: str
+) -> None:
+    assert report(monkeypatch, "run", "--out", name) == 0
+    assert (run / name).read_text(encoding="utf-8").startswith(start)
+    assert report(monkeypatch, "run", "--out", name, "--format", "md") == 0  # which is stronger
+    assert (run / name).read_text(encoding="utf-8").startswith("# Results")
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:

@@ -20,10 +20,17 @@ class ReportFormat(StrEnum):
     html = "html"
 
 
+ENDINGS = {".md": ReportFormat.md, ".tex": ReportFormat.latex, ".html": ReportFormat.html}
+
+
 def report(
     runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that contain some.")],
-    format_: Annotated[ReportFormat, typer.Option("--format")] = ReportFormat.text,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
+    format_: Annotated[
+        ReportFormat | None, typer.Option("--format", help="[default: text, or what the ending of --out says]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file (.md, .tex, .html) instead of the terminal.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures (SVG and PNG) to this folder.")] = None,
 ) -> None:
     """Make tables and figures from the records of finished runs."""
@@ -31,6 +38,8 @@ def report(
     from morecl.files import check_target, write_text
     from morecl.report.collect import collect
 
+    if format_ is None:
+        format_ = _format_of(out) if out else ReportFormat.text
     if format_ is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
     if out:
@@ -53,3 +62,10 @@ def report(
         sys.stdout.flush()
         sys.stdout.buffer.write(document.encode())
         sys.stdout.buffer.flush()
+
+
+def _format_of(out: Path) -> ReportFormat:
+    """What the name of a file says that it should hold."""
+    if out.suffix.lower() not in ENDINGS:
+        raise InputError(f"--out {out}: the ending names no format; use {', '.join(ENDINGS)}, or give --format")
+    return ENDINGS[out.suffix.lower()]
