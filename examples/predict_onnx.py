@@ -2,7 +2,8 @@
 
     python examples/predict_onnx.py model.onnx photo.jpg another.png
 
-Prints one line per image: file, label, confidence, OOD score (higher = less known), and "unknown" if it is.
+Prints one line per image: file, label or "unknown", confidence, OOD score (higher = less known). A file that cannot be
+read is one line on stderr, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -44,21 +45,38 @@ def centre(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def main(model: str, paths: list[str]) -> None:
+def readable(paths: list[str], size: int, shorter_side: int) -> list[tuple[str, np.ndarray]]:
+    """Path and image of those that can be read; the others are named."""
+    images = []
+    for path in paths:
+        try:
+            images.append((path, prepare(path, size, shorter_side)))
+        except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
+            print(f"not readable: {path}: {error}", file=sys.stderr)
+    return images
+
+
+def main(model: str, paths: list[str]) -> int:
+    """Answer all images; the exit code."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     about: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map["morecl"])
     names = [output.name for output in session.get_outputs()]
+    answered = 0
     for start in range(0, len(paths), BATCH):
-        some = paths[start : start + BATCH]
-        images = np.stack([prepare(path, about["image_size"], about["resize"]["shorter_side"]) for path in some])
+        some = readable(paths[start : start + BATCH], about["image_size"], about["resize"]["shorter_side"])
+        answered += len(some)
+        if not some:
+            continue
+        images = np.stack([image for _, image in some])
         answer = dict(zip(names, session.run(None, {"images": images}), strict=True))
         unknown = answer.get("unknown", np.zeros(len(some), bool))
-        for i, path in enumerate(some):
+        for i, (path, _) in enumerate(some):
             label = "unknown" if unknown[i] else about["classes"][answer["label"][i]]
             print(f"{path}\t{label}\t{answer['confidence'][i]:.3f}\t{answer['ood_score'][i]:.3f}")
+    return 0 if answered == len(paths) else 1
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("usage: python predict_onnx.py MODEL.onnx IMAGE...")
-    main(sys.argv[1], sys.argv[2:])
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -212,9 +212,13 @@ def test_the_example_answers_as_the_learner(exported: Any, tmp_path: Path) -> No
         large.save(files[-1])
     guard = "import sys; sys.modules['torch'] = sys.modules['morecl'] = None; sys.argv[:] = sys.argv[1:]; "
     code = f"{guard}import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", code, str(EXAMPLE), str(path), *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "bad.png").write_bytes(b"bad")
+    bad = [str(tmp_path / "bad.png")]
+    for given, code_of_exit, told in ((files, 0, 0), (bad * 40, 1, 40), ([files[0], *bad, *files[1:]], 1, 1)):
+        command = [sys.executable, "-c", code, str(EXAMPLE), str(path), *given]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stderr.count(f"not readable: {bad[0]}: ")) == (code_of_exit, told), done.stderr
+        assert len(done.stdout.splitlines()) == len(given) - told and "Traceback" not in done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     wanted = learner.predict(files)
     names = ["unknown" if s > threshold else n for s, n in zip(wanted.ood_score, wanted.labels, strict=True)]
