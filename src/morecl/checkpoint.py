@@ -69,14 +69,21 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
     Args:
         include_backbone: write the backbone's weights too, so that the folder can be used where they are not available.
             The shipped backbone is never written.
+
+    Raises:
+        InputError: no learner can be saved there.
     """
     target = Path(folder)
     if target.is_file():
         raise InputError(f"{target} is a file; a learner is saved as a folder")
     if target.exists() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
         raise InputError(f"{target} holds something that is not a saved learner; choose another folder")
-    with atomic_folder(target) as temporary:
-        write(learner, temporary, include_backbone=include_backbone)
+    try:
+        with atomic_folder(target) as temporary:
+            write(learner, temporary, include_backbone=include_backbone)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise InputError(f"{target} cannot be written ({reason}); choose another folder") from error
 
 
 def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:

@@ -116,7 +116,7 @@ def _named_in_errors(target: Path) -> Iterator[None]:
         found = error.filename
         mine = found is None or (isinstance(found, str) and os.path.abspath(found).startswith(own))
         if error.errno is not None and mine:
-            error.filename, error.filename2 = str(target), None
+            raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 

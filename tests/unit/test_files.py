@@ -61,7 +61,7 @@ def test_a_full_disk_names_the_file_that_was_to_be_written(tmp_path: Path) -> No
         assert caught.value.filename == str(tmp_path / name)
         with pytest.raises(OSError, match="No space") as caught, write(tmp_path / name) as temporary:
             raise OSError(28, "No space left on device", str(temporary / "inside"))
-        assert caught.value.filename == str(tmp_path / name)
+        assert caught.value.filename == str(tmp_path / name) and str(caught.value).endswith(f"{name}'")
         with pytest.raises(OSError, match="denied") as caught, write(tmp_path / name):
             raise OSError(13, "Permission denied", "elsewhere")
         assert caught.value.filename == "elsewhere"
