@@ -41,7 +41,7 @@ def encode(label: Hashable, depth: int = 0) -> Any:
         return label
     raise TypeError(
         f"cannot save the label {label!r} of type {type(label).__name__}; "
-        "labels that are saved must be text, numbers, true/false, None or tuples of these"
+        "labels that are saved must be text, numbers, true/false or tuples of these"
     )
 
 

@@ -103,6 +103,8 @@ def _check_labels(labels: Any) -> list[Hashable]:
             raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
         if isinstance(name, Forgotten):
             raise TypeError(f"label {index} is the placeholder of a forgotten class, which no image can have")
+        if name is None:
+            raise ValueError(f"label {index} is None: it is missing")
         if name != name:
             raise ValueError(f"label {index} is not a number (NaN)")
         encode(name)  # else training would end in a learner that cannot be saved

@@ -345,6 +345,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "more labels": (GOOD, list("abcde"), "4 images, 5 labels"),
     "unhashable label": (GOOD, ["a", "b", [1], "c"], "label 2.*hashed"),
     "NaN label": (GOOD, [0.5, float("nan"), 0.5, 1.5], "label 1.*NaN"),
+    "None as label": (GOOD, [0, None, 1, 2], "label 1 is None"),
     "text as labels": (GOOD, "abcd", "list"),
     "labels of two dimensions": (GOOD, np.zeros((4, 1), int), "dimension"),
     "no images at all": (None, list("abcd"), "images must be"),
