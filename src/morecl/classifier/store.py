@@ -102,7 +102,7 @@ class ModelFolder:
         if self._has_later_versions():  # a killed first lesson leaves at most version 1
             raise InputError(
                 f"{self.path / MODEL} is missing, but {self.path / VERSIONS} holds versions of a model, which a new "
-                f"one would remove. Put {MODEL} back from a backup, or choose another folder"
+                f"one would remove. {self._way_without_list()}, or choose another folder"
             )
         return False
 
@@ -111,8 +111,13 @@ class ModelFolder:
         return self._history().versions
 
     def load(self, number: int | None = None, *, device: str | None = None) -> Classifier:
-        """The version ``number``, or the one in use."""
-        versions = self.versions()
+        """The version ``number``, or the one in use. A number is enough where ``model.json`` is lost or damaged."""
+        try:
+            versions = self.versions()
+        except InputError:
+            if number is None or not self._folder(number).is_dir():
+                raise
+            return _read(self._folder(number), device)
         chosen = versions[-1] if number is None else next((v for v in versions if v.number == number), None)
         if chosen is None:
             raise InputError(
@@ -218,15 +223,33 @@ class ModelFolder:
 
     def _has_later_versions(self) -> bool:
         """Whether the folder of a version after the first is there, whatever ``model.json`` says."""
+        return max(self._found(), default=0) > 1
+
+    def _found(self) -> list[int]:
+        """The versions whose folders are there, whatever ``model.json`` says."""
         folder = self.path / VERSIONS
-        return folder.is_dir() and any(p.name.isdecimal() and int(p.name) > 1 for p in folder.iterdir())
+        names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+        return [int(name) for name in names if name.isdecimal()]
+
+    def _way_without_list(self) -> str:
+        """How to get to the versions where ``model.json`` is lost or damaged."""
+        way = f"Put {MODEL} back from a backup"
+        if newest := max(self._found(), default=0):
+            opened = f"morecl.Classifier.open({str(self.path)!r}, version={newest})"
+            way += f"; or, in Python, {opened}.save('NEW') makes a new model of version {newest}"
+        return way
 
     def _history(self) -> History:
         file = self.path / MODEL
         if not file.is_file():
             self.exists()
             raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
-        return _read_sealed(file, History)
+        try:
+            return _read_sealed(file, History)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError):  # it is whole, but may not be read
+                raise
+            raise InputError(f"{error}. {self._way_without_list()}") from error
 
     def _put(self, versions: list[Version], last_number: int) -> None:
         """Make these the model's versions and remove all others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import safetensors.torch
 from safetensors import SafetensorError
 
+import morecl
 import tiny
 from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder
@@ -183,6 +185,24 @@ def test_versions_are_not_removed_when_their_list_is_lost(first: Classifier, mod
     for call in (lambda: Classifier.open(model.path), lambda: first.save(model.path), model.exists):
         with pytest.raises(InputError, match=r"model\.json is missing, but .* holds versions of a model"):
             call()
+    assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", None])
+def test_the_way_out_of_a_lost_or_damaged_list(content: str | None, first: Classifier, model: ModelFolder) -> None:
+    model.commit(first, "again")
+    if content is None:
+        (model.path / MODEL).unlink()
+    else:
+        (model.path / MODEL).write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match="in Python") as caught:
+        model.versions()
+    new = str(model.path.parent / "new")
+    (way,) = re.findall(r"morecl\.Classifier\.open\(.*\)\.save\('NEW'\)", str(caught.value))
+    assert eval(way.replace("'NEW'", repr(new)), {"morecl": morecl}) == 1
+    assert Classifier.open(new).classes == first.classes
+    with pytest.raises(InputError, match=r"Put model\.json back from a backup; or, in Python"):
+        Classifier.open(model.path, version=7)
     assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
 
 
