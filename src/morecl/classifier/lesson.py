@@ -352,5 +352,6 @@ def _fitted_into(
     planned = within(wanted, len(images), minutes - took / 60, speed, 2 * rest)
     shortest = (took + len(images) / speed + 2 * rest) / 60
     if planned.epochs == 1 and shortest > minutes:
-        return planned, [f"even one pass over the images takes longer than asked: about {shortest:.1f} minutes"]
+        about = f"{max(1, round(60 * shortest))} s" if shortest < 1 else f"{shortest:.1f} minutes"
+        return planned, [f"even one pass over the images takes longer than asked: about {about}"]
     return planned, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,8 @@ def test_a_budget_of_minutes() -> None:
     events: list[EpochDone] = []
     lesson = made.learn(*photos("ant", "bee"), minutes=0.001, listener=events.append)
     assert lesson.epochs == 1 and [e.epochs for e in events if not e.stage] == [1]
+    (note,) = lesson.notes
+    assert re.fullmatch(r"even one pass over the images takes longer than asked: about [1-9]\d* s", note)
     assert made.learner.task_sizes == [2] and made.images == [12, 12]
 
 
