@@ -148,8 +148,13 @@ def difference(learner: Learner, images: ImageArray, answers: dict[str, Any]) ->
     return None
 
 
+def can_export(learner: Learner) -> bool:
+    """Whether the learner's method can be exported."""
+    return isinstance(learner, More) and type(learner.rule) in _RULES
+
+
 def _check(learner: Learner, target: Path, threshold: float | None, temperature: float) -> None:
-    if not isinstance(learner, More) or type(learner.rule) not in _RULES:
+    if not can_export(learner):
         name = getattr(learner, "name", type(learner).__name__)
         raise InputError(f"a learner of method {name!r} cannot be exported to ONNX; 'more' and 'morerp' can")
     if not learner.task_sizes:

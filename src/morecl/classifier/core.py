@@ -95,7 +95,7 @@ class Classifier:
 
         Args:
             backbone: ``auto``, or see :mod:`morecl.nn.backbone`. It stays with the classifier.
-            say: told which backbone ``auto`` takes.
+            say: told which backbone ``auto`` takes, and what a model of this method cannot do.
             settings: of the method.
         """
         chosen = method_class(method)
@@ -112,8 +112,8 @@ class Classifier:
         settings = {**FEW_PHOTOS.get(method, {}), "seed": seed, "device": device, **settings}
         name, loaded = choose_backbone(backbone, chosen.Config.parse(settings), say)
         made = cls(chosen(chosen.Config.parse(settings | {"backbone": name}), loaded))
-        if not made.learner.can_add_examples:
-            say(f"method {method!r} cannot take in further images of classes that it knows (--more, add)")
+        if missing := made._missing():
+            say(f"Note: a model of {method!r} cannot {missing}; {METHOD!r} can.")
         return made
 
     @classmethod
@@ -345,6 +345,19 @@ class Classifier:
         export(self.learner, Path(path), threshold=self.promise(accept).threshold, temperature=self.temperature)
 
     # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _missing(self) -> str:
+        """What a model of this method cannot do, in words."""
+        from morecl.export import can_export
+
+        learner = self.learner
+        able = {
+            "learn with --more": learner.can_add_examples,
+            "forget classes": learner.can_forget,
+            "be exported": can_export(learner),
+        }
+        *first, last = [what for what, can in able.items() if not can] or [""]
+        return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
 
     def column(self, name: str) -> int:
         """The column of a class in the learner's scores."""

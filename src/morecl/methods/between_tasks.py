@@ -80,6 +80,11 @@ class BetweenTasks(TrainingTools):
         """Whether the method has :meth:`add_examples`."""
         return self._has("_add_examples")
 
+    @property
+    def can_forget(self) -> bool:
+        """Whether the method has :meth:`forget`."""
+        return self._has("_forget")
+
     def add_examples(self, images: Any, labels: Any = None, listener: Listener = silent) -> None:
         """Take in further images of classes that are known.
 
