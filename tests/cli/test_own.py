@@ -36,7 +36,7 @@ from morecl.classifier import Classifier, ModelFolder, plan, reading
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table
 from morecl.cli.own.model import local_time, show_history, show_info
-from morecl.cli.terminal import printable
+from morecl.cli.terminal import ESCAPED, printable
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -253,6 +253,8 @@ def test_names_of_files_are_no_commands_to_the_terminal(copy: Path, tmp_path: Pa
     assert "\x1b" not in done.out + done.err
     screenshot = "at 9.41\N{NARROW NO-BREAK SPACE}PM\N{NO-BREAK SPACE}.png"
     assert printable(screenshot) == screenshot
+    assert printable("\udcff \ud800 é") == r"\xff \ud800 é"  # a byte that is not UTF-8, half a sign
+    assert "\udcff é".encode("ascii", ESCAPED) == rb"\xff \xe9"
     assert printable("\u2028\u202e\t") == 3 * "\N{REPLACEMENT CHARACTER}"  # a line, right to left, a tab
 
 

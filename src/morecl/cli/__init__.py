@@ -21,7 +21,7 @@ from morecl import __version__, ranks
 from morecl.cli import bench, cache, listing, report, run, serve, suite
 from morecl.cli.grouped import GroupedCommands
 from morecl.cli.own import evaluate, learn, model, predict
-from morecl.cli.terminal import BAD_INPUT, FAILED, error_console, printable
+from morecl.cli.terminal import BAD_INPUT, ESCAPED, FAILED, error_console, printable
 from morecl.errors import DivergedError, InputError, RanksError
 
 app = typer.Typer(
@@ -101,7 +101,7 @@ def _prepare_output() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=ESCAPED)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import unicodedata
@@ -14,6 +15,24 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # what a program that SIGPIPE ends returns
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
+
+
+ESCAPED = "morecl.escaped"  # error handler of streams: signs that cannot be written as backslash escapes
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    shown = ""
+    for sign in error.object[error.start : error.end]:
+        if "\udc80" <= sign <= "\udcff":  # how Python holds a byte of a path that is not UTF-8
+            shown += rf"\x{ord(sign) - 0xDC00:02x}"
+        else:
+            shown += sign.encode("ascii", "backslashreplace").decode()
+    return shown, error.end
+
+
+codecs.register_error(ESCAPED, _escaped)
 
 
 class OutputConsole(Console):
@@ -41,7 +60,7 @@ def printable(text: str, keep: str = "") -> str:
     def is_shown(sign: str) -> bool:
         return sign.isprintable() or sign in keep or unicodedata.category(sign) == "Zs"
 
-    valid = text.encode("utf-8", "backslashreplace").decode()  # a name may be no valid text
+    valid = text.encode("utf-8", ESCAPED).decode()  # a name may be no valid text
     return "".join(sign if is_shown(sign) else "\N{REPLACEMENT CHARACTER}" for sign in valid)
 
 
