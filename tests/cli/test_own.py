@@ -217,6 +217,14 @@ def test_a_list_may_name_folders_and_end_its_lines_with_nul(story: Story, end: s
     assert [a["path"] for a in answers(done)] == [*map(str, sorted(folder.iterdir())), str(other)]
 
 
+@pytest.mark.parametrize("form", ["--json", "--csv", "--device=cpu"])
+def test_a_list_without_images_is_a_mistake(story: Story, tmp_path: Path, form: str) -> None:
+    for listed in ("", "\n", f"{tmp_path}\n"):
+        done = call("predict", story.model, "-", form, stdin=listed.encode())
+        assert (done.code, done.out) == (2, "") and "the list of paths on stdin names no image" in done.err
+    assert call("predict", story.model, "-", sorted((story.test / "0").iterdir())[0], form).code == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)

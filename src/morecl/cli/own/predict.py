@@ -91,6 +91,7 @@ def predict(
                 answers: Iterable[Answer] = stack.enter_context(closing(found))
             else:
                 answers = _answers(classifier, paths, top=top, accept=accept)
+            answers = _not_none(answers)
             if not sys.stdout.isatty():  # where they are no progress themselves
                 answers = counted_off(answers, lambda: _total(paths))
             if as_json:
@@ -178,6 +179,19 @@ def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
 
 def _total(paths: Sequence[str]) -> int | None:
     return None if STDIN in paths else sum(1 for path in paths for _ in images_in(path))
+
+
+def _not_none(answers: Iterable[Answer]) -> Iterator[Answer]:
+    """``answers``, of which there is one at least.
+
+    Raises:
+        InputError: a list on stdin was all that was given, and it names no image.
+    """
+    remaining = iter(answers)
+    first = next(remaining, None)
+    if first is None:
+        raise InputError("the list of paths on stdin names no image")
+    return chain([first], remaining)
 
 
 def _answers(classifier: Classifier, paths: Sequence[str], *, top: int, accept: float) -> Iterator[Answer]:
