@@ -666,6 +666,9 @@ def rubbish(folder: Path) -> Iterator[tuple[Path, str]]:
     write_digits(folder / "named", [2], 0, 5)
     (folder / "named" / "2").rename(folder / "named" / "Unknown")
     yield folder / "named", "cannot name a class"
+    write_digits(folder / "blank", [2, 3], 0, 5)
+    (folder / "blank" / "3").rename(folder / "blank" / "2 ")
+    yield folder / "blank", "'2 ' cannot name a class: it begins or ends with a blank"
     write_digits(folder / "flat" / "x", [2], 0, 5)
     yield folder / "flat" / "x" / "2", "has no class folders"
 

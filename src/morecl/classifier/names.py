@@ -18,6 +18,8 @@ def check_name(name: Any) -> None:
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
         shown = repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
         raise InputError(f"{shown} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
+    if name != name.strip():  # in a list nobody sees how it differs from the name without
+        raise InputError(f"{name!r} cannot name a class: it begins or ends with a blank; rename it, or its folder")
     if name.lower() == UNKNOWN:
         raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
 
