@@ -128,7 +128,11 @@ def read_request(out: Path) -> RunRequest:
         return RunRequest.model_validate_json((out / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{out} holds no run (no {RUN})") from error
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{out / RUN} cannot be read: {f'{where}: ' if where else ''}{first['msg']}") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{out / RUN} cannot be read: {error}") from error
 
 
