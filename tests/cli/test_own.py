@@ -34,7 +34,7 @@ from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan, reading
 from morecl.cli.own import predict
-from morecl.cli.own.common import class_table
+from morecl.cli.own.common import class_table, say
 from morecl.cli.own.model import local_time, show_history, show_info
 from morecl.cli.terminal import ESCAPED, printable
 
@@ -319,6 +319,17 @@ def test_tables_keep_names_and_numbers_in_a_narrow_terminal(width: int) -> None:
     assert lines[-1] == ["robin", "1,234", "100", "100.0", "%"]
     heads = {word for line in lines[:-1] for word in line if word.isalpha()}
     assert heads == {"new", "class", "images", "learned", "held", "back", "accuracy"}
+
+
+def test_no_line_ends_between_a_number_and_its_percent_sign() -> None:
+    text = "    Promise: of new images of the classes it knows, at most 5 % are unknown, 0.1 % or 12.5 % of [b]:smile:"
+    for width in range(12, 130):
+        console = Console(width=width, file=io.StringIO())
+        with console.capture() as shown:
+            say(console, text)
+        lines = shown.get().splitlines()
+        assert all(len(line) <= width and not line.lstrip().startswith("%") for line in lines), lines
+        assert " ".join(shown.get().split()) == text.strip()
 
 
 def shown_at(width: int, show: Callable[[Console], None]) -> str:

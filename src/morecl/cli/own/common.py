@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NAMED = 5  # unreadable images that are named one by one
 NAME_WIDTH, NUMBER_WIDTH = 6, 4  # columns of a table, at least
+GLUE = "\ue000"  # in place of a space at which no line ends; never part of a text
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.", show_default=False)]
 Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
@@ -132,6 +133,13 @@ def name_unreadable(problems: Sequence[str], say: Callable[[str], None] | None =
 
 def error_line(text: str) -> None:
     error_console().print(f"[yellow]{escape(printable(text))}[/yellow]", emoji=False, highlight=False)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a sentence; no line ends between a number and its %. Rich would break at a no-break space, too."""
+    lines = Text(text.replace(" %", f"{GLUE}%")).wrap(console, console.width)
+    shown = "\n".join(line.plain for line in lines).replace(GLUE, " ")
+    console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def class_table(name: str, *heads: str) -> Table:

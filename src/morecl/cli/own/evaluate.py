@@ -20,6 +20,7 @@ from morecl.cli.own.common import (
     out_of_memory_explained,
     percent,
     promise_lines,
+    say,
 )
 from morecl.cli.own.counting import counted_off
 from morecl.cli.terminal import FAILED, exit_interrupted, output_console
@@ -95,7 +96,7 @@ def show_evaluation(console: Console, found: Evaluation) -> None:
         table.add_row(Text(f"and {more} more", style="dim"))
     console.print(table)
     for line in _lines(found):
-        console.print(line, markup=False, emoji=False, highlight=False)
+        say(console, line)
 
 
 def _lines(found: Evaluation) -> list[str]:

@@ -25,6 +25,7 @@ from morecl.cli.own.common import (
     out_of_memory_explained,
     percent,
     promise_lines,
+    say,
     seconds_text,
 )
 from morecl.cli.terminal import exit_interrupted, output_console, printable
@@ -257,7 +258,7 @@ def show_lesson(console: Console, info: Info, lesson: Lesson) -> None:
         table.add_row(Text(f"and {more} more", style="dim"))
     console.print(table)
     for line in _lines(lesson):
-        console.print(printable(line), markup=False, emoji=False, highlight=False)
+        say(console, printable(line))
 
 
 def _lines(lesson: Lesson) -> Iterator[str]:

@@ -31,6 +31,7 @@ from morecl.cli.own.common import (
     percent,
     print_entry,
     promise_lines,
+    say,
     size,
 )
 from morecl.cli.terminal import FAILED, exit_interrupted, output_console
@@ -81,28 +82,27 @@ def show_info(console: Console, found: Info) -> None:
         for name, cells in rows.items():
             print_entry(console, name, [f"{head} {cell}" for head, cell in zip(heads, cells, strict=True)])
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, highlight=False)
-
     tasks, classes = counted(found.tasks, "task"), counted(len(found.classes), "class", "classes")
-    say(f"Method {found.method}, backbone {found.backbone} at {found.image_size} px; {tasks}, {classes}.")
-    say(f"Accuracy on held-back images: {percent(found.accuracy)}.")
+    say(console, f"Method {found.method}, backbone {found.backbone} at {found.image_size} px; {tasks}, {classes}.")
+    say(console, f"Accuracy on held-back images: {percent(found.accuracy)}.")
     if len(found.curve) > 1:
         steps = [
             f"{percent(p['accuracy'])} ({p['action']}, {counted(p['classes'], 'class', 'classes')})"
             for p in found.curve
         ]
-        say(f"After each change: {', '.join(steps)}.")
+        say(console, f"After each change: {', '.join(steps)}.")
     for line in promise_lines(found.promise):
-        say(line)
+        say(console, line)
     if found.capacity:
         taken = found.capacity.values()
         say(
+            console,
             f"Capacity: of the neurons that tasks can take for themselves, {sum(taken) / len(taken):.0f} % are taken, "
-            f"{max(taken):.0f} % in the fullest layer."
+            f"{max(taken):.0f} % in the fullest layer.",
         )
         if found.tasks_left is not None:
-            say(f"About {counted(found.tasks_left, 'more task')} will fit; classes taught together share a task.")
+            more = counted(found.tasks_left, "more task")
+            say(console, f"About {more} will fit; classes taught together share a task.")
 
 
 def history(model: Model) -> None:
@@ -222,7 +222,7 @@ def export(
 def _show_promise(promise: Promise) -> None:
     console = output_console()
     for line in promise_lines(promise):
-        console.print(line, markup=False, highlight=False)
+        say(console, line)
 
 
 @contextmanager
