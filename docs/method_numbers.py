@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from result_tables import ROOT, SHOWN, TITLES, runs, value
+from result_tables import ROOT, SHOWN, TITLES, all_runs, runs, value
 
 from morecl.records import Record, read_record
 from morecl.report.paper import BENCHMARKS, paper_number, setting
@@ -56,7 +56,8 @@ def _runs_of(method: str) -> Iterator[tuple[list[str], list[Record]]]:
     for folder in ("frontier", "shipped"):
         for benchmark in SHOWN:
             for name, whose in variants.items():
-                found = [*runs(folder).get(name, {}).get(benchmark, {}).values()]
+                of_folder = all_runs(folder) if method == "single" else runs(folder)
+                found = [*of_folder.get(name, {}).get(benchmark, {}).values()]
                 if found:
                     names = [BENCHMARKS[benchmark][0], BACKBONES[folder], *([whose] if whose else [])]
                     yield names, found
@@ -82,12 +83,17 @@ def overview(text: str) -> str:
     def place(name: str) -> tuple[int, float]:
         return (last.index(name) + 1 if name in last else 0), -(found[name][2] or (0.0, 0.0))[0]
 
-    rows = []
-    for name in sorted(found, key=place):
-        row, *pairs = found[name]
-        rows.append(row + "".join(f" {f'{p[0]:.1f} / {p[1]:.1f}' if p else ''} |".replace("  |", " |") for p in pairs))
+    rows = ["".join([found[name][0], *map(_pair, found[name][1:])]) for name in sorted(found, key=place)]
     matches = [*ROW.finditer(text)]
-    return text[: matches[0].start()] + "\n".join(rows) + text[matches[-1].end() :]
+    first, last_sign = matches[0].start(), matches[-1].end()
+    if len(text[first:last_sign].splitlines()) != len(rows):
+        raise SystemExit(f"{OVERVIEW}: a line of the table is not a method's")
+    return text[:first] + "\n".join(rows) + text[last_sign:]
+
+
+def _pair(numbers: tuple[float, float] | None) -> str:
+    """The cell of ACA and IAUC; empty without."""
+    return " |" if numbers is None else f" {numbers[0]:.1f} / {numbers[1]:.1f} |"
 
 
 def _means(folder: str, method: str) -> tuple[float, float] | None:

@@ -33,7 +33,7 @@ from morecl.report.paper import BENCHMARKS, paper
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end of table -->", re.DOTALL)
-SHOWN = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t")
+SHOWN = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t", "tinyimagenet-5t", "tinyimagenet-10t")
 FEWER = "†"  # marks a mean over fewer class orders than others have
 TITLES = {name: method.title for name, method in METHODS.items() if name != "single"} | {
     "joint": "joint training",
@@ -58,7 +58,8 @@ Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which n
 def runs(folder: str) -> dict[str, Runs]:
     """The records of a folder, by method; those of variants other than MORE's back-updates are left out.
 
-    Of each benchmark only the class orders that all methods have which have three or more.
+    Of each benchmark only the class orders that all methods have which have three or more; of the others, those of
+    these that they have. A benchmark without such methods is left out.
     """
     found = {name: own for name, own in all_runs(folder).items() if name in TITLES}
     shared: dict[str, set[str]] = {}
@@ -66,13 +67,13 @@ def runs(folder: str) -> dict[str, Runs]:
         for benchmark, by_order in own.items():
             if len(by_order) >= 3:
                 shared[benchmark] = shared.get(benchmark, {*by_order}) & by_order.keys()
-    return {
-        name: {
-            benchmark: {order: record for order, record in by_order.items() if order in shared[benchmark]}
-            for benchmark, by_order in own.items()
-        }
-        for name, own in found.items()
-    }
+    kept: dict[str, Runs] = {}
+    for name, own in found.items():
+        for benchmark, orders in shared.items():
+            records = {order: record for order, record in own.get(benchmark, {}).items() if order in orders}
+            if records:
+                kept.setdefault(name, {})[benchmark] = records
+    return kept
 
 
 @cache
@@ -141,7 +142,9 @@ def ranks(folder: str, metric: str) -> list[str]:
     others = {name: own for name, own in runs(folder).items() if name not in ("more", "more-authors")}
     found = {("more" if name == "more-paper" else name): own for name, own in others.items()}
     theirs = paper()["numbers"]["main"][metric]
-    benchmarks = [name for name in SHOWN if len(theirs.get(name, ())) > 3]  # of SVHN-5T the paper has three numbers
+    measured = {benchmark for own in found.values() for benchmark in own}
+    # of SVHN-5T the paper has three numbers
+    benchmarks = [name for name in SHOWN if name in measured and len(theirs.get(name, ())) > 3]
     columns: dict[str, dict[str, str]] = {}
     below: list[str] = []
     for benchmark in benchmarks:

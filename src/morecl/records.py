@@ -127,7 +127,7 @@ class Record(_Part):
 
     @property
     def seconds_count(self) -> bool:
-        """Whether the seconds are those of a run that was alone; of older runs on a GPU, many were not."""
+        """Whether the seconds say something: not of runs that shared card or cores, nor of older ones on a GPU."""
         return not self.device.startswith("cuda") if self.shared is None else not self.shared
 
     @model_validator(mode="after")

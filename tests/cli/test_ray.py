@@ -152,7 +152,7 @@ def tune_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ray: li
         assert exit_code(monkeypatch, *command, "--out", tmp_path / place, *options) == 0
         text = (tmp_path / place / search.FILE).read_text()
         trials = search.Search.model_validate_json(text).trials
-        found.append([trial.model_dump(exclude={"seconds", "shared"}) for trial in trials])
+        found.append([trial.model_dump(exclude={"seconds"}) for trial in trials])
     assert found[0] == found[1] and found[0][0]["aca"] is not None
 
 

@@ -73,6 +73,17 @@ def test_other_streams_of_cifar100_have_the_same_rates(name: str) -> None:
     assert load_recipe(name).included["methods"] == load_recipe("cifar100-10t").included["methods"]
 
 
+@pytest.mark.parametrize("name", ["tinyimagenet-5t", "tinyimagenet-10t"])
+def test_tiny_imagenet_has_the_rates_of_cifar100_with_vit_tiny_alone(name: str) -> None:
+    recipe, other = load_recipe(name), load_recipe("cifar100-10t")
+    assert recipe.methods.keys() == other.methods.keys()
+    for method in recipe.methods:
+        for backbone, lr in ((False, other.methods[method]["lr"]), (True, 0.005)):
+            settings = recipe.settings_for(method, included=backbone)
+            assert settings["lr"] == lr
+            assert settings.get("back_update", True) == (method not in ("more", "morerp"))
+
+
 def test_the_papers_more_has_the_rate_of_the_other_more() -> None:
     found = [run.request for run in plan(load_suite("shipped"), Path("runs")) if "preset" in run.request.settings]
     assert {request.benchmark for request in found} == {"cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t"}

@@ -109,10 +109,10 @@ def _environment() -> Environment:
 
 
 def _lead(records: Sequence[Record], grid: Grid) -> str:
-    minutes = sum(sum(stages(record).values()) for record in records) / 60
-    spent = f"; {minutes / 60:.1f} hours of computing" if minutes >= 60 else f"; {minutes:.1f} minutes of computing"
-    if not all(record.seconds_count for record in records):
-        spent = ""
+    spent = ""
+    if all(record.seconds_count for record in records):
+        minutes = sum(sum(stages(record).values()) for record in records) / 60
+        spent = f"; {minutes / 60:.1f} hours of computing" if minutes >= 60 else f"; {minutes:.1f} minutes of computing"
     backbones = ", ".join(sorted({record.backbone.name for record in records}))
     methods = {row.method for row in grid}
     counts = [(len(records), "run"), (len(methods), "method"), (len(columns_of(grid)), "benchmark")]

@@ -142,7 +142,7 @@ def reduction_bars(falls: Mapping[str, Sequence[float]], width: float) -> Figure
             f"{mean:.1f}", (end, place), (side * 4, 0), textcoords="offset points",
             ha="right" if side < 0 else "left", va="center", fontsize=8, color=INK,
         )  # fmt: skip
-        ends.append(end)
+        ends += [*values, end]
     axes.axvline(0, color=INK, linewidth=0.8)
     room = 0.14 * max(max(ends) - min(ends), 1.0)
     axes.set_xlim(min(ends) - (room if min(ends) < 0 else 0), max(ends) + room)

@@ -236,7 +236,7 @@ TABLE_KINDS = {
         "Time and memory",
         (
             Metric(
-                "seconds", "Seconds", "of a whole run that had its card or cores for itself",
+                "seconds", "Seconds", "of a whole run; none if other runs used the same card or cores",
                 lambda r: sum(stages(r).values()) if r.seconds_count else None, None, 1, False, True,
             ),
             Metric(

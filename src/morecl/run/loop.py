@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from morecl.evaluator import Evaluator
 from morecl.files import atomic_folder
 from morecl.methods import Learner
 from morecl.records import Record, write_record
-from morecl.run.folder import MODEL, PROGRESS, RESULT, SHARED, checkpoint_folder, checkpoints
+from morecl.run.folder import MODEL, PROGRESS, RESULT, checkpoint_folder, checkpoints
 from morecl.run.measurements import Measurements
 from morecl.run.record import build_record
 from morecl.run.request import RunRequest
@@ -37,7 +36,7 @@ def learn_stream(
     done, group = len(measured.steps), learner.group
     if group is not None:
         measured.ranks = max(measured.ranks, group.size)
-    measured.shared |= bool(os.environ.get(SHARED))
+    measured.note_sharing()
     measured.fingerprint = stream.dataset.fingerprint
     measured.groups = task_groups(stream)
     watcher.started(learner, stream, done)

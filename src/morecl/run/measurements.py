@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from morecl.errors import InputError
 from morecl.evaluator import Step
 from morecl.files import SEAL, sealed, write_json
 from morecl.records import Roc
+from morecl.run.folder import SHARED
 
 
 @dataclass
@@ -23,9 +25,14 @@ class Measurements:
     total_seconds: float = 0.0
     peak_memory_bytes: int = 0  # of the main process
     ranks: int = 1  # processes that learned together, at most
-    shared: bool = False  # other runs used the same card or cores at some time
+    shared: bool | None = False  # other runs used the same card or cores at some time; None: not known
     fingerprint: str = ""  # of the data
     groups: list[list[int]] = field(default_factory=list)  # the classes of every task
+
+    def note_sharing(self) -> None:
+        """Take in whether the environment says that other runs use the same card or cores now."""
+        if os.environ.get(SHARED, "") not in ("", "0"):
+            self.shared = True
 
     def write(self, path: Path) -> None:
         value = dataclasses.asdict(self)
@@ -48,6 +55,7 @@ class Measurements:
                 step["roc"] = Roc.model_validate(step["roc"]) if step["roc"] else None
                 step["errors"] = tuple(step["errors"]) if step["errors"] else None
             value["steps"] = [Step(**step) for step in value["steps"]]
+            value.setdefault("shared", None)  # of an older version
             return Measurements(**value)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error}") from error

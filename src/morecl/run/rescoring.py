@@ -54,6 +54,7 @@ def rescore(
         _refuse_missing(folder, saved)
         run = request.resolve()
         measured, learner = Measurements(shared=Measurements.read(saved[-1] / PROGRESS).shared), None
+        measured.note_sharing()
         out = rescored_folder(folder, _variant(name, settings or {}))
         for number, path in enumerate(saved):
             trained = checkpoint.load(path)

@@ -34,6 +34,7 @@ class Here:
         self._environment = child.environment_for(max(1, _cores() // jobs) if jobs > 1 else None)
         self._count_cards = count_cards or _count_cards
         self._running: list[LocalJob] = []
+        self._chosen = False  # a run that was started has a device of its own choice
 
     def has_room(self) -> bool:
         self._running = [job for job in self._running if not job.ended()]
@@ -44,7 +45,7 @@ class Here:
         environment = dict(self._environment)
         if card is not None:
             environment[VISIBLE] = card
-        if self._jobs > (1 if card is None else len(self._cards)):
+        if self._shares(run, card):
             environment[SHARED] = "1"
         job = LocalJob(run, environment, card)
         self._running.append(job)
@@ -57,6 +58,11 @@ class Here:
     def _cards(self) -> Sequence[str]:
         """Found only if a run may need one: counting them imports torch."""
         return visible_cards(os.environ, self._count_cards)
+
+    def _shares(self, run: PlannedRun, card: str | None) -> bool:
+        """Whether others may use its card or cores: not if each has a card of its own, and none has chosen one."""
+        self._chosen |= run.request.resolve().config.device not in ("auto", "cuda")
+        return self._jobs > 1 and (card is None or self._chosen or self._jobs > len(self._cards))
 
     def _card_for(self, run: PlannedRun) -> str | None:
         """The card with the fewest runs; ``None``: leave it to the run."""

@@ -202,15 +202,17 @@ for learning in (groups, groups[:1], groups[1:2], groups[2:]):
 
 
 @needs_triton
-def test_many_tokens_are_summed_part_by_part(interpreted: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("dim", [64, 320])
+def test_many_tokens_are_summed_part_by_part(interpreted: Callable[[str], None], dim: int) -> None:
     """More tokens than in the networks above: several parts, the last one not full."""
-    interpreted("""
+    interpreted(
+        f"dim, k = {dim}, 64"
+        """
 from morecl.nn.kernels import adapter, norm
 def close(one, other):
     assert (one - other).norm() < 1e-5 * other.norm()
 draw = generator(0, "parts")
 adapter.PART = 128
-dim, k = 64, 64
 part = norm._part(10**5, dim)
 count = 101 * part + 1
 x, g, passed, w = (torch.randn(*shape, generator=draw) for shape in ((count, dim),) * 3 + ((dim,),))
@@ -229,7 +231,8 @@ sums = torch.empty(adapter.parts(count, dim, k))
 adapter.gradients(d, r, y, p, sums)
 dw2, dw1, db2, db1 = sums.sum(0).split([dim * k, k * dim, dim, k])
 close(dw2.view(dim, k), d.T @ r), close(dw1.view(k, dim), p.T @ y), close(db2, d.sum(0)), close(db1, p.sum(0))
-""")
+"""
+    )
 
 
 @needs_triton

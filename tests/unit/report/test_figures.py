@@ -88,9 +88,10 @@ def test_the_reduction_is_a_bar_to_the_mean_and_a_line_over_the_runs() -> None:
 
 
 def test_a_negative_reduction_stays_inside_the_axes() -> None:
-    [axes] = plots.reduction_bars({"one": [-3.0], "two": [5.0, 7.0]}, NARROW).axes
-    low, high = axes.get_xlim()
-    assert low < -3 and high > 7
+    for values in ([-3.0], [-5.0, 3.0], [5.0, -3.0]):
+        [axes] = plots.reduction_bars({"one": values}, NARROW).axes
+        low, high = axes.get_xlim()
+        assert low < min(values) and high >= max(0.0, *values)
 
 
 def test_seconds_of_runs_that_shared_a_card_are_not_drawn() -> None:

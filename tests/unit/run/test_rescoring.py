@@ -74,6 +74,17 @@ def test_what_would_need_training_is_refused(
     assert sorted(path.name for path in trained.iterdir()) == before
 
 
+def test_a_rescored_record_says_whether_the_run_or_rescoring_shared_a_card(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rescore(trained, "more", {"c": 10.0})[1].shared is False
+    monkeypatch.setenv("MORECL_SHARED", "1")
+    assert rescore(trained, "more", {"c": 15.0})[1].shared is True
+    start(request(), tmp_path / "shared")
+    monkeypatch.delenv("MORECL_SHARED")
+    assert rescore(tmp_path / "shared", "more", {"c": 10.0})[1].shared is True
+
+
 def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path) -> None:
     start(request(keep=False), tmp_path / "run")
     with pytest.raises(InputError, match="--keep-checkpoints"):

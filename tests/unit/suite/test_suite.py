@@ -561,6 +561,16 @@ def test_the_next_run_goes_to_the_card_that_became_free(tmp_path: Path, scripts:
     assert {path.read_text() for path in tmp_path.glob("*.shared")} == {""}  # each had a card for itself
 
 
+def test_a_run_that_chose_its_card_may_share_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+    scripts |= dict.fromkeys("ab", CARD.replace("< 4", "< 2"))
+    chosen, any_card = (
+        RunRequest(method="ncm", benchmark="digits-5t", settings={"device": device}) for device in ("cuda:0", "auto")
+    )
+    runs = [PlannedRun(chosen, tmp_path / "a", "a"), PlannedRun(any_card, tmp_path / "b", "b")]
+    run_suite.run_suite(runs, quiet(), Here(2, count_cards=lambda: 2))
+    assert [(tmp_path / f"{name}.shared").read_text() for name in "ab"] == ["1", "1"]
+
+
 @pytest.mark.parametrize(
     ("given", "count", "cards"),
     [

@@ -1,8 +1,8 @@
 """LayerNorm ``n = w z + v`` with ``z = (x - mean) / sd``, and the gradient of x, which is also used beside the norm.
 
 From the gradients g of n and d' of that other use: ``d = d' + (w g - mean(w g) - z mean(w g z)) / sd``, and, summed
-over parts of the tokens, ``dw = sum g z``, ``dv = sum g``; the parts are added up later, in a fixed
-order. Torch's compiler generates two kernels for this, each of which reads everything.
+over parts of the tokens, ``dw = sum g z``, ``dv = sum g``; the parts are added up later, in a fixed order. Torch's
+compiler generates two kernels for this, each of which reads everything.
 """
 
 from __future__ import annotations
