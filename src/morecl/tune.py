@@ -43,7 +43,7 @@ class Trial(BaseModel):
     epochs: int
     aca: float | None
     aia: float | None
-    seconds: float = Field(description="of all its runs")
+    seconds: float | None = Field(description="of all its runs; null if one shared its card or cores with others")
     note: str = ""
 
 
@@ -131,7 +131,8 @@ def show(search: Search, console: Console) -> None:
     for trial in search.trials:
         scores = ["-" if value is None else f"{value:.2f}" for value in (trial.aca, trial.aia)]
         style = "green" if trial == search.best else None
-        cells = [str(trial.lr), str(trial.epochs), *scores, f"{trial.seconds:.0f}", escape(trial.note)]
+        seconds = "-" if trial.seconds is None else f"{trial.seconds:.0f}"
+        cells = [str(trial.lr), str(trial.epochs), *scores, seconds, escape(trial.note)]
         table.add_row(*cells, style=style)
     console.print(table)
     console.print("[dim]ACA and AIA on held-out training images, mean over the seeds; the test set was not used.[/dim]")
@@ -225,5 +226,5 @@ def _scored(pair: tuple[float, int], records: Sequence[Record]) -> Trial:
     )
 
 
-def _seconds(records: Sequence[Record]) -> float:
-    return sum(record.seconds["total"] for record in records)
+def _seconds(records: Sequence[Record]) -> float | None:
+    return sum(r.seconds["total"] for r in records) if all(r.seconds_count for r in records) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from morecl.errors import DivergedError, InputError
 from morecl.records import read_record
 from morecl.run import RunRequest, Watcher, launch
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
-from morecl.tune import FILE, Search, Trial, best_of, tune
+from morecl.tune import FILE, Search, Trial, best_of, show, tune
 
 SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
@@ -115,6 +117,17 @@ def test_all_trials_are_recorded_and_none_is_repeated(tmp_path: Path, monkeypatc
     assert facts(search(root, out, seeds=(0, 1))) == facts(found)
     with pytest.raises(InputError, match=r"validation = 0\.25, not 0\.5"):
         tune(request(root, validation=0.5), lrs=[0.05], epochs=[1], seeds=[0], out=out, watch=NoWatch())
+
+
+def test_runs_that_share_a_card_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_data(tmp_path / "data", test_seed=1)
+    [alone] = search(data, tmp_path / "alone", lrs=(0.001,)).trials
+    monkeypatch.setenv("MORECL_SHARED", "1")
+    found = search(data, tmp_path / "shared", lrs=(0.001,))
+    assert alone.seconds is not None and found.trials[0].seconds is None
+    console = Console(file=io.StringIO(), width=100)
+    show(found, console)
+    assert console.file.getvalue().splitlines()[3].split()[-1] == "-"
 
 
 def test_a_diverging_rate_loses_and_the_search_continues(tmp_path: Path) -> None:
