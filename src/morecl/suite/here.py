@@ -34,19 +34,21 @@ class Here:
         self._environment = child.environment_for(max(1, _cores() // jobs) if jobs > 1 else None)
         self._count_cards = count_cards or _count_cards
         self._running: list[LocalJob] = []
-        self._chosen = False  # a run that was started has a device of its own choice
+        self._all_movable = True  # no run that was started has chosen its device
 
     def has_room(self) -> bool:
         self._running = [job for job in self._running if not job.ended()]
         return len(self._running) < self._jobs
 
     def start(self, run: PlannedRun) -> LocalJob:
-        card = self._card_for(run)
+        movable = run.request.resolve().config.device in ("auto", "cuda")
+        self._all_movable &= movable
+        card = self._card() if movable else None
         environment = dict(self._environment)
         if card is not None:
             environment[VISIBLE] = card
-        if self._shares(run, card):
-            environment[SHARED] = "1"
+        if self._jobs > (len(self._cards) if card is not None and self._all_movable else 1):
+            environment[SHARED] = "1"  # else each has a card of its own
         job = LocalJob(run, environment, card)
         self._running.append(job)
         return job
@@ -59,15 +61,9 @@ class Here:
         """Found only if a run may need one: counting them imports torch."""
         return visible_cards(os.environ, self._count_cards)
 
-    def _shares(self, run: PlannedRun, card: str | None) -> bool:
-        """Whether others may use its card or cores: not if each has a card of its own, and none has chosen one."""
-        self._chosen |= run.request.resolve().config.device not in ("auto", "cuda")
-        return self._jobs > 1 and (card is None or self._chosen or self._jobs > len(self._cards))
-
-    def _card_for(self, run: PlannedRun) -> str | None:
-        """The card with the fewest runs; ``None``: leave it to the run."""
-        movable = self._jobs > 1 and run.request.resolve().config.device in ("auto", "cuda")
-        if not movable or len(self._cards) < 2:
+    def _card(self) -> str | None:
+        """The card with the fewest runs, for one that may use any; ``None``: leave it to the run."""
+        if self._jobs == 1 or len(self._cards) < 2:
             return None
         used = [job.card for job in self._running]
         return min(self._cards, key=used.count)
