@@ -38,6 +38,7 @@ class _Part(BaseModel):
 class BackboneInfo(_Part):
     name: str
     sha256: str
+    image_size: int | None = Field(None, description="pixels along a side of its input; older records lack it")
 
 
 class DataInfo(_Part):

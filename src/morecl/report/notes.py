@@ -10,12 +10,14 @@ from morecl.records import Record
 from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, repetitions
 from morecl.report.paper import (
     AUTHORS,
+    ONE_TASK,
     OTHER,
     OURS,
     PAPERS,
     REFERENCE,
     UPPER_BOUND,
     back_update,
+    condition,
     method_title,
     paper,
     paper_settings,
@@ -120,7 +122,10 @@ def _paper_notes(grid: Grid) -> list[str]:
         guessed = [column.label for column in unknown if column in halved]
         if guessed:
             found.append(f"The paper gives no memory size for {', '.join(guessed)}; half memory is half the recipe's.")
-        found.append("Where rows of a method differ in a setting, those that do not name it have the paper's value.")
+        found.append(
+            "Where rows of a method differ in a setting, those that do not name it have the paper's value, or our "
+            "default where the paper has none."
+        )
     return found + _back_update_note({back_update(r) for column in compared for r in runs_of[column]})
 
 
@@ -139,8 +144,16 @@ def _back_update_note(whose: set[str | None]) -> list[str]:
 # (label, value in a record, value in the paper for a benchmark)
 _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = [
     ("Backbone", lambda record: record.backbone.name, lambda benchmark: paper()["backbone"]),
-    ("Image size", lambda record: setting(record, "image_size"), lambda benchmark: paper()["image_size"]),
-    ("Tasks", lambda record: len(record.task_sizes), lambda benchmark: paper_settings(benchmark).get("tasks")),
+    (
+        "Image size",
+        lambda record: record.backbone.image_size or setting(record, "image_size"),
+        lambda benchmark: paper()["image_size"],
+    ),
+    (
+        "Tasks",
+        lambda record: None if condition(record) == ONE_TASK else len(record.task_sizes),
+        lambda benchmark: paper_settings(benchmark).get("tasks"),
+    ),
     *(
         (label, lambda record, key=key: setting(record, key), lambda name, key=key: paper_settings(name).get(key))
         for label, key in [

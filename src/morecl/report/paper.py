@@ -14,6 +14,7 @@ from morecl.config import SgdConfig
 from morecl.records import Record
 
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
+ONE_TASK = "one_task"  # all classes at once: the paper's experiment on frozen features
 REFERENCE = "single"  # one model per task, not a class-incremental learner: used for forward transfer only
 
 # Whose back-update a run of MORE had, as rows call it.
@@ -135,14 +136,14 @@ def back_update(record: Record) -> str | None:
 
 def paper_number(record: Record, metric: str) -> tuple[float, float | None] | None:
     """The paper's (mean, standard deviation) for such a run, regardless of its epochs; see :func:`same_backbone`."""
-    by_benchmark = paper()["numbers"].get(_condition(record), {}).get(metric, {})
+    by_benchmark = paper()["numbers"].get(condition(record), {}).get(metric, {})
     pair = by_benchmark.get(record.benchmark, {}).get(record.method)
     return None if pair is None else (pair[0], pair[1])
 
 
 def paper_average(records: Sequence[Record], metric: str) -> tuple[float, float | None] | None:
     """The paper's number for such runs on its five benchmarks, where it gives that alone; else ``None``."""
-    conditions = {_condition(record) for record in records}
+    conditions = {condition(record) for record in records}
     if len(conditions) != 1 or {record.benchmark for record in records} != {*paper()["numbers"]["main"]["auc"]}:
         return None
     averages = paper()["numbers"].get(conditions.pop(), {}).get(metric, {}).get("average", {})
@@ -157,12 +158,14 @@ def same_backbone(record: Record) -> bool:
     return record.backbone.sha256 in paper()["weights"]
 
 
-def _condition(record: Record) -> str | None:
+def condition(record: Record) -> str | None:
     """The paper's experiment that a run repeats, as far as its method goes; ``None`` if there is none.
 
     A backbone without pre-training, or with one that the paper varies, is an experiment of its own. Of other backbones
-    :func:`same_backbone` says whether they are the paper's.
+    :func:`same_backbone` says whether they are the paper's. Scores on held-out training images repeat none.
     """
+    if record.data.scored_on != "test":
+        return None
     theirs = paper_settings(record.benchmark)
     tasks = division(record)
     changes = []
@@ -173,7 +176,7 @@ def _condition(record: Record) -> str | None:
     if setting(record, "freeze_backbone") is False:
         changes.append("trained_backbone")
     if tasks != theirs.get("tasks"):
-        return "one_task" if tasks == 1 and not changes else None
+        return ONE_TASK if tasks == 1 and not changes else None
     back = setting(record, "back_update")
     if back is not None and back != theirs.get("back_update", back):
         changes.append("back_update" if back else "no_back_update")

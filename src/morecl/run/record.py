@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import timm
@@ -33,7 +36,11 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
         class_order_name=request.class_order,
         task_sizes=[len(group) for group in stream.groups],
         config=learner.config.record(),
-        backbone=BackboneInfo(name=learner.backbone.architecture or "local", sha256=learner.backbone.sha256),
+        backbone=BackboneInfo(
+            name=learner.backbone.architecture or "local",
+            sha256=learner.backbone.sha256,
+            image_size=learner.backbone.input.size,
+        ),
         data=_data(stream),
         versions=_versions(),
         device=_device_name(learner.device),
@@ -90,12 +97,23 @@ def _data(stream: TaskStream) -> DataInfo:
 def _versions() -> dict[str, str]:
     return {
         "morecl": morecl.__version__,
+        "source": source_fingerprint(Path(morecl.__file__).parent),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "timm": timm.__version__,
         "numpy": np.__version__,
     }
+
+
+@functools.cache
+def source_fingerprint(package: Path) -> str:
+    """The start of a sha256 of all Python files below ``package``: tells records of changed code apart."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
 
 
 def _device_name(device: torch.device) -> str:

@@ -93,3 +93,16 @@ def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says
     assert best == {"iCaRL": False, "MORE": True}
     assert "Scored on held-out training images, not on the test set: Digits-5T." in notes(records)
     assert not any("held-out" in note for note in notes([with_aca(70.0)]))
+
+
+def test_all_classes_at_once_is_an_experiment_of_the_paper() -> None:
+    one = make_record("ncm", "cifar10-5t", tasks=1)
+    assert not any(note.startswith("Tasks") for note in notes([one]))
+    assert "Tasks: 4 (paper: 5)." in notes([make_record("ncm", "cifar10-5t", tasks=4)])
+
+
+def test_the_size_of_the_images_is_the_backbones_if_no_other_was_set() -> None:
+    record = make_record("ncm", "cifar10-5t")
+    assert not any(note.startswith("Image size") for note in notes([record]))  # an older record
+    backbone = record.backbone.model_copy(update={"image_size": 32})
+    assert "Image size: 32 (paper: 224)." in notes([record.model_copy(update={"backbone": backbone})])

@@ -10,7 +10,7 @@ from morecl import presets
 from morecl.records import Record
 from morecl.report.grid import Row
 from morecl.report.paper import paper, paper_number, same_backbone
-from synthetic import main_table, make_record
+from synthetic import held_out, main_table, make_record
 
 OURS = presets.MORE_DEFAULT
 TINY = {**OURS, "back_update": False, "memory_size": 2000}  # the paper has no back-update there
@@ -108,3 +108,9 @@ def test_without_pre_training_the_paper_has_only_averages() -> None:
     assert average(records(pretrained=False)) == "32.42†"
     assert average(records(pretrained=False)[:4]) == ""
     assert average(records()) == "68.25†"
+
+
+def test_scores_on_held_out_images_have_no_numbers_of_the_paper() -> None:
+    record = make_record("derpp", "cifar10-5t")
+    assert paper_number(record, "aca") is not None
+    assert paper_number(held_out(record), "aca") is None
