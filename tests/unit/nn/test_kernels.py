@@ -273,6 +273,22 @@ close(gelu_kernels.forward(y.float(), bias.float()), F.gelu(y + bias))
 
 
 @needs_triton
+def test_gelu_in_kernels_is_that_of_float64(interpreted: Callable[[str], None]) -> None:
+    interpreted("""
+from morecl.nn.kernels import gelu as gelu_kernels
+u = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([-1e30, -1e4, 1e4, 1e30])])[None]
+zero = torch.zeros(u.shape[1])
+exact = u.double().requires_grad_()
+want = F.gelu(exact)
+(slopes,) = torch.autograd.grad(want.sum(), exact)
+torch.testing.assert_close(gelu_kernels.forward(u, zero).double(), want.detach(), rtol=2e-7, atol=1e-6)
+torch.testing.assert_close(gelu_kernels.backward(torch.ones_like(u), u, zero).double(), slopes, rtol=2e-7, atol=1e-6)
+nan = torch.full((1, 2), torch.nan)
+assert gelu_kernels.forward(nan, zero[:2]).isnan().all()
+""")
+
+
+@needs_triton
 def test_padding_tokens_do_not_count_even_if_all_logits_are_low(interpreted: Callable[[str], None]) -> None:
     """All logits are far below zero, so a padding key of zeros would win the softmax."""
     interpreted("""

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
-from morecl.nn.kernels.gelu import normal
+from morecl.nn.kernels.gelu import gelu, tail
 
 TILE = 64  # tokens per program
 CHUNK = 64  # dimensions per step
@@ -169,7 +169,7 @@ def _adapt(
         for start in range(0, H, CHUNK):
             at = tl.load(u + row * H + start + chunk[None, :], mask=inside, other=0.0).to(tl.float32)
             at += tl.load(inner + start + chunk)[None, :].to(tl.float32)
-            active = (at * normal(at)[0]).to(half)
+            active = gelu(at, tail(tl.abs(at))).to(half)
             grown = ()
             for c in tl.static_range(D // CHUNK):
                 w = tl.load(weight + (c * CHUNK + chunk)[None, :] * H + start + chunk[:, None])
