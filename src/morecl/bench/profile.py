@@ -31,6 +31,7 @@ from morecl.progress import EpochDone
 GROUPS = {
     "attention": r"_attend|sdpa|flash|fmha|attention|cudnn::fusion",
     "GELU": r"gelu|exp2",
+    "products with GELU": r"^_mlp",
     "adapters": r"_adapt",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|::(add|b|bad{1,2}b)?mm|mkldnn|mkl_|::linear|gemv|dot_kernel",
     "norms, sums, activations": r"^triton_|norm",

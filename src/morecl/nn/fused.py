@@ -1,11 +1,11 @@
 """All frozen blocks with their adapters, forward and backward, in our own kernels and cuBLAS matrix products.
 
-Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half precision on a GPU, with 17 kernels per block
-(forward and backward; 21 for wide tokens) instead of about 40 that torch's compiler generates, and nothing else to
+Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half precision on a GPU, with 16 kernels per block
+(forward and backward; 19 for wide tokens) instead of about 40 that torch's compiler generates, and nothing else to
 compile. With few dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its
 numbers are in registers, gradients are written where the next kernel reads them, and partial gradients of the trained
-weights are added up once, for all blocks. Wide products are left to cuBLAS: fusing other work with them in Triton was
-slower. With more than 192 dimensions that holds for all products but those of the adapters.
+weights are added up once, for all blocks. Products with more than 192 dimensions are left to cuBLAS, except those of
+the adapters and those with GELU or its gradient behind them.
 
 Trained weights are float32, are rounded to half precision for products, and get float32 gradients.
 
@@ -47,7 +47,7 @@ def _has_triton() -> bool:
 AVAILABLE = _has_triton()
 
 if AVAILABLE:
-    from morecl.nn.kernels import adapter, attention, branch, class_token, gelu, norm
+    from morecl.nn.kernels import adapter, attention, branch, class_token, norm
 
 MAX_DIM = 768  # nothing wider was measured
 
@@ -186,7 +186,7 @@ class _Saved(NamedTuple):
     attention_hidden: Tensor  # (N, K), neurons of the first adapter
     middle: Tensor  # (N, D), sum after the attention branch
     middle_moments: Tensor  # (2, N)
-    mlp_in: Tensor  # (N, H), first product of the MLP, without its bias: input of GELU
+    mlp_kept: Tensor  # (N, H), GELU's slopes, or its input without the bias
     mlp_out: Tensor  # (N, D), second product of the MLP, without its bias: input of the second adapter
     mlp_hidden: Tensor  # (N, K), neurons of the second adapter
 
@@ -246,10 +246,10 @@ class _Trunk(torch.autograd.Function):
             )
 
             # MLP, second adapter, sum, next norm
-            mlp_in = normed @ block["mlp.fc1.weight"].t()
-            mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
-                mlp_in, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0]
-            )
+            mlp_kept, mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
+                normed, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0],
+                for_gradients=needs_gradients,
+            )  # fmt: skip
 
             if needs_gradients:
                 saved.append(
@@ -264,7 +264,7 @@ class _Trunk(torch.autograd.Function):
                         attention_hidden=attention_hidden,
                         middle=middle,
                         middle_moments=middle_moments,
-                        mlp_in=mlp_in,
+                        mlp_kept=mlp_kept,
                         mlp_out=mlp_out,
                         mlp_hidden=mlp_hidden,
                     )
@@ -295,8 +295,7 @@ class _Trunk(torch.autograd.Function):
             # second adapter, MLP, second norm
             d_hidden, d_mlp_out = branch.adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
-            d_mlp_in = gelu.backward(d_mlp_out @ block["mlp.fc2.weight"], at.mlp_in, block["mlp.fc1.bias"])
-            d_normed = d_mlp_in @ block["mlp.fc1.weight"]
+            d_normed = branch.mlp_backward(d_mlp_out, at.mlp_kept, block)
             d = norm.backward(d_normed, d, at.middle, at.middle_moments, norm_weights[second], sums.norms[second])
 
             # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head

@@ -273,6 +273,110 @@ close(gelu_kernels.forward(y.float(), bias.float()), F.gelu(y + bias))
 
 
 @needs_triton
+def test_gelu_in_kernels_is_that_of_float64(interpreted: Callable[[str], None]) -> None:
+    interpreted("""
+from morecl.nn.kernels import gelu as gelu_kernels
+u = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([-1e30, -1e4, 1e4, 1e30])])[None]
+zero = torch.zeros(u.shape[1])
+exact = u.double().requires_grad_()
+want = F.gelu(exact)
+(slopes,) = torch.autograd.grad(want.sum(), exact)
+torch.testing.assert_close(gelu_kernels.forward(u, zero).double(), want.detach(), rtol=2e-7, atol=1e-6)
+torch.testing.assert_close(gelu_kernels.backward(torch.ones_like(u), u, zero).double(), slopes, rtol=2e-7, atol=1e-6)
+nan = torch.full((1, 2), torch.nan)
+assert gelu_kernels.forward(nan, zero[:2]).isnan().all()
+""")
+
+
+@needs_triton
+@pytest.mark.parametrize(("count", "dim", "neurons"), [(1, 64, 64), (131, 192, 192), (67, 128, 512)])
+def test_products_with_gelu_behind_them_are_float64s(
+    interpreted: Callable[[str], None], count: int, dim: int, neurons: int
+) -> None:
+    """One token, a last tile that is not full, and neurons that do not fill the columns of a tile."""
+    interpreted(f"count, dim, neurons = {count}, {dim}, {neurons}" + PRODUCTS)
+
+
+PRODUCTS = """
+from morecl.nn.kernels import mlp
+draw = generator(0, "products")
+x, w1, b, w2, d = (torch.randn(*shape, generator=draw) for shape in (
+    (count, dim), (neurons, dim), (neurons,), (dim, neurons), (count, dim)))
+w1 /= dim**0.5
+u = (x.double() @ w1.double().T).float()
+a, slopes = mlp.forward(x, w1, b, with_slopes=True)
+alone, none = mlp.forward(x, w1, b, with_slopes=False)
+assert alone.equal(a) and len(none) == 0
+at = (x.double() @ w1.double().T + b).requires_grad_()
+want = F.gelu(at)
+(want_slopes,) = torch.autograd.grad(want.sum(), at)
+want_du = (d.double() @ w2.double()) * want_slopes
+ours = a, slopes, mlp.backward(d, w2, slopes), mlp.backward_from_input(d, w2, u, b)
+for one, other in zip(ours, (want, want_slopes, want_du, want_du), strict=True):
+    assert (one.double() - other).norm() < 1e-6 * other.norm()
+
+# nothing is written behind the last token
+borders = [torch.full((count + 200, neurons), 7.0) for _ in range(3)]
+launch = mlp._fitted(mlp.FORWARD, neurons)
+mlp._mlp_forward[launch.grid(count, neurons)](x, w1, b, *borders[:2], count, dim, neurons, *launch.sizes(), True)
+launch = mlp._fitted(mlp.BACKWARD, neurons)
+mlp._mlp_backward[launch.grid(count, neurons)](
+    d, w2, slopes, b, borders[2], count, dim, neurons, *launch.sizes(), False)
+for border, one in zip(borders, ours, strict=False):
+    assert border[:count].equal(one) and (border[count:] == 7).all()
+"""
+
+
+@needs_triton
+def test_slopes_in_bytes_cost_no_more_than_bfloat16s_rounding(interpreted: Callable[[str], None]) -> None:
+    """For u around 0 as for u mostly below it. bfloat16 rounds slopes to 0.17 to 0.2 %, and so the gradient itself."""
+    interpreted("""
+from morecl.nn.kernels import gelu as gelu_kernels
+from morecl.nn.kernels import mlp
+mlp.new_slopes = lambda a: torch.empty_like(a, dtype=torch.uint8)
+draw = generator(0, "bytes")
+x, w1, w2, d = (torch.randn(*shape, generator=draw) for shape in ((64, 64), (512, 64), (64, 512), (64, 64)))
+w1 /= 8
+for bias, times in ((0.0, 1.5), (-1.0, 2.5)):
+    b = torch.full((512,), bias)
+    slopes = mlp.forward(x, w1, b, with_slopes=True)[1]
+    assert slopes.dtype == torch.uint8
+    du = mlp.backward(d, w2, slopes)
+    at = (x.double() @ w1.double().T + b).requires_grad_()
+    (exact_slopes,) = torch.autograd.grad(F.gelu(at).sum(), at)
+    s = d.double() @ w2.double()
+    exact = s * exact_slopes
+    error, in_bfloat16 = ((each - exact).norm() / exact.norm() for each in (du, s * exact_slopes.bfloat16()))
+    assert 0.5 * in_bfloat16 < error < times * in_bfloat16, (bias, error, in_bfloat16)
+b = torch.tensor([-20.0, 20.0] * 32)  # where GELU is 0 or u: exact
+slopes = mlp.forward(torch.zeros(2, 64), w1[:64], b, with_slopes=True)[1]
+du = mlp.backward(d[:2], w2[:, :64].contiguous(), slopes)
+assert (du[:, ::2] == 0).all()
+torch.testing.assert_close(du[:, 1::2], (d[:2] @ w2[:, :64])[:, 1::2])
+ends = torch.linspace(-4, 4, 64)  # the lowest and highest slopes are at -1.41 and 1.41
+slopes = mlp.forward(torch.zeros(1, 64), w1[:64], ends, with_slopes=True)[1]
+found = mlp.backward(torch.ones(1, 64), torch.full((64, 64), 1 / 64), slopes)
+ends = ends.double().requires_grad_()
+(want,) = torch.autograd.grad(F.gelu(ends).sum(), ends)
+assert (found[0] - want).abs().max() < 0.0026
+""")
+
+
+@needs_triton
+@pytest.mark.parametrize("way", ["APART", "BEHIND", "LATE_SLOPES", "SLOPES"])
+def test_each_way_through_the_mlp_is_that_of_float64(interpreted: Callable[[str], None], way: str) -> None:
+    """With narrow and wide tokens; slopes are stored late with narrow ones alone."""
+    interpreted(f"""
+from morecl.nn.kernels import branch
+way = branch.Way.{way}
+branch.MLP_WAYS = {{768: way}}
+check_float32((2, (6, 6), 128, 4, 20), "cpu")
+if way is not branch.Way.LATE_SLOPES:
+    check_float32((1, (2, 5), 256, 8, 64), "cpu")
+""")
+
+
+@needs_triton
 def test_padding_tokens_do_not_count_even_if_all_logits_are_low(interpreted: Callable[[str], None]) -> None:
     """All logits are far below zero, so a padding key of zeros would win the softmax."""
     interpreted("""
@@ -346,13 +450,17 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from morecl.nn.kernels import adapter, attention, class_token, norm, wide
+    from morecl.nn.kernels import adapter, attention, class_token, mlp, norm, wide
     from morecl.nn.kernels import gelu as gelu_kernels
 
     tiles = {"D": dim, "K": k, "TILE": adapter.TILE, "CHUNK": adapter.CHUNK}
     head = {"HEADS": heads, "WIDTH": dim // heads, "LENGTH": 197, "TILE": attention.TILE}
     rows = {"D": dim, "WIDTH": {192: 256, 384: 512, 768: 1024}[dim], "ROWS": norm.ROWS}
     inner = {"H": 4 * dim, "BLOCK": gelu_kernels.BLOCK}
+    forward, backward = (
+        {"D": dim, "H": 4 * dim, "ROWS": launch.rows, "COLUMNS": launch.columns, "CHUNK": launch.chunk}
+        for launch in (mlp.FORWARD, mlp.BACKWARD)
+    )
     kernels: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         (adapter._adapter_gradients, tiles | {"PART": adapter._part(dim)}, adapter._gradients_launch(dim, k)),
         (attention._attend, head | {"REST": 16}, attention.FORWARD),
@@ -360,6 +468,10 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         (class_token._attend_once, head, {}),
         (class_token._attend_once_backward, head, {}),
         (gelu_kernels._gelu_backward, inner, {}),
+        (mlp._mlp_forward, forward | {"SLOPES": True}, mlp.FORWARD.options()),
+        (mlp._mlp_forward, forward | {"SLOPES": False}, mlp.FORWARD.options()),
+        (mlp._mlp_backward, backward | {"FROM_INPUT": False}, mlp.BACKWARD.options()),
+        (mlp._mlp_backward, backward | {"FROM_INPUT": True}, mlp.BACKWARD.options()),
         (norm._norm, rows, {"num_warps": norm.warps(dim)}),
         (norm._norm_backward, rows | {"PART": norm._part(10**5, dim), "PASSED": True}, norm._launch(dim)),
     ]
@@ -372,13 +484,14 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         ]
     else:
         kernels += [
-            (adapter._adapt, tiles | {"H": 0}, adapter.LAUNCH),
+            (adapter._adapt, tiles | {"H": 0, "weight": None, "inner": None, "slopes": None}, adapter.LAUNCH),
+            (adapter._adapt, tiles | {"H": 4 * dim, "inner": None, "slopes": None}, adapter.LAUNCH),
             (adapter._adapt, tiles | {"H": 4 * dim}, adapter.LAUNCH),
             (adapter._adapt_backward, tiles | {"WIDTH": 0}, adapter.LAUNCH),
             (adapter._adapt_backward, tiles | {"WIDTH": dim // heads}, adapter.LAUNCH),
         ]
     kinds = dict.fromkeys(("sums", "moments", "logs", "delta", "norm_weight", "norm_bias"), "*fp32")
-    kinds |= {"count": "i32", "eps": "fp32"}
+    kinds |= {"count": "i32", "eps": "fp32", "slopes": "*u8"}
     for kernel, constants, options in kernels:
         names = kernel.arg_names
         signature = {name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names}

@@ -6,7 +6,8 @@ computed again from S and the logarithm of its sum; delta is computed with dO (a
 
 The kernels of libraries are made for long sequences; for the 197 tokens of an image their backward pass takes three
 kernels and writes dQ, dK and dV to three tensors, which then have to be joined. Here it is one kernel that writes where
-the next product reads. Tokens are processed in tiles of 64, the remaining few in a smaller tile.
+the next product reads. Tokens are processed in tiles of 64, the remaining few in a smaller tile; backward, the queries
+of a tile and its keys and values by different programs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -
     heads = logs.shape[1]
     length = count // images
     gradient = torch.empty_like(qkv)
-    _attend_backward[(triton.cdiv(length, TILE) * images * heads,)](
+    _attend_backward[(2 * triton.cdiv(length, TILE) * images * heads,)](
         g, delta, qkv, logs, gradient, heads, dim // heads, length, TILE, _rest(length), **BACKWARD
     )
     return gradient
@@ -77,11 +78,11 @@ def _attend_sums(o, g, delta, count, WIDTH: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
+def _place(program, HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
     """The tile of a program, the first token of its image, and its head."""
     tiles: tl.constexpr = (LENGTH + TILE - 1) // TILE
-    pair = tl.program_id(0) // tiles
-    return tl.program_id(0) % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
+    pair = program // tiles
+    return program % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def _attend(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
-    tile, token, head = _place(HEADS, LENGTH, TILE)
+    tile, token, head = _place(tl.program_id(0), HEADS, LENGTH, TILE)
     dim: tl.constexpr = HEADS * WIDTH
     qkv += token * 3 * dim + head * WIDTH
     o += token * dim + head * WIDTH
@@ -221,7 +222,7 @@ def _from_keys(
 
 
 @triton.jit
-def _gradients_of(
+def _gradients_of_keys(
     first,
     g,
     delta,
@@ -235,13 +236,12 @@ def _gradients_of(
     REST: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """The gradient of SIZE queries, keys and values of one head of one image."""
+    """The gradient of SIZE keys and values of one head of one image."""
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     whole: tl.constexpr = LENGTH // TILE * TILE
     unit = 1 / tl.sqrt(1.0 * WIDTH)
     scale = LOG2_E * unit
-
     k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH)
     v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH)
     dk = tl.zeros((SIZE, WIDTH), tl.float32)
@@ -253,6 +253,28 @@ def _gradients_of(
     _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH)
     _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH)
 
+
+@triton.jit
+def _gradients_of_queries(
+    first,
+    g,
+    delta,
+    qkv,
+    logs,
+    gradient,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    TILE: tl.constexpr,
+    REST: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """The gradient of SIZE queries of one head of one image."""
+    dim: tl.constexpr = HEADS * WIDTH
+    stride: tl.constexpr = 3 * dim
+    whole: tl.constexpr = LENGTH // TILE * TILE
+    unit = 1 / tl.sqrt(1.0 * WIDTH)
+    scale = LOG2_E * unit
     q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
     do = _rows(g, first, dim, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
@@ -279,7 +301,8 @@ def _attend_backward(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
-    tile, token, head = _place(HEADS, LENGTH, TILE)
+    """Programs for keys and values take turns with those for queries, which have less to do."""
+    tile, token, head = _place(tl.program_id(0) // 2, HEADS, LENGTH, TILE)
     dim: tl.constexpr = HEADS * WIDTH
     qkv += token * 3 * dim + head * WIDTH
     gradient += token * 3 * dim + head * WIDTH
@@ -287,7 +310,13 @@ def _attend_backward(
     delta += token * HEADS + head
     logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
-    if tile < whole:
-        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
-    elif REST:
-        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+    if tl.program_id(0) % 2 == 0:
+        if tile < whole:
+            _gradients_of_keys(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        elif REST:
+            _gradients_of_keys(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+    else:
+        if tile < whole:
+            _gradients_of_queries(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        elif REST:
+            _gradients_of_queries(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
