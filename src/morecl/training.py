@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from morecl.progress import EpochDone, Listener
 WholeEpoch = Callable[[Iterable[Batch]], tuple[Tensor, int]]  # see :func:`fit`
 
 
-class ProtectedSGD(torch.optim.Optimizer):
+class ProtectedSGD:
     """SGD with momentum in which a parameter may have a gate in [0, 1] that multiplies its *update* (MORE, Eq. 11).
 
     v <- momentum v + g;  p <- p - lr * gate * v.  A gate of exactly 0 leaves the parameter bit-identical whatever the
     momentum is; masking the gradient alone would not. As in ``torch.optim.SGD``, ``weight_decay`` adds its multiple of
     p to g, and ``nesterov`` uses g + momentum v instead of v. The gate multiplies these, too.
+
+    It has what is used of ``torch.optim.Optimizer``, which would import torch's compiler when it is first made.
     """
 
     def __init__(
@@ -37,14 +40,18 @@ class ProtectedSGD(torch.optim.Optimizer):
         nesterov: bool = False,
     ):
         """``gates``: for the first ``len(gates)`` parameters, each broadcastable to its parameter."""
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-        self._weight_decay, self._nesterov = weight_decay, nesterov
         self._parameters = list(parameters)
+        self.param_groups: list[dict[str, Any]] = [{"params": self._parameters, "lr": lr, "momentum": momentum}]
+        self._weight_decay, self._nesterov = weight_decay, nesterov
         self._velocity = [torch.zeros_like(p) for p in self._parameters]
         self._gates = [gate.expand_as(p).contiguous() for p, gate in zip(self._parameters, gates or [], strict=False)]
 
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         lr, momentum = self.param_groups[0]["lr"], self.param_groups[0]["momentum"]
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(gradients) != len(self._parameters):
@@ -101,7 +108,7 @@ def fit(
     """
 
     def step(batch: Batch) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         value = loss(*batch)
         value.backward()
         if after_backward:
@@ -133,7 +140,7 @@ def fit(
         speed = None if images is None else images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))
     require_finite(task, optimizer.param_groups[0]["params"])
-    optimizer.zero_grad(set_to_none=True)  # or the last gradients would live as long as the parameters
+    optimizer.zero_grad()  # or the last gradients would live as long as the parameters
 
 
 def require_finite(task: int, tensors: Iterable[Tensor]) -> None:

@@ -11,9 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from morecl.bench.common import CLASSES_PER_TASK, made_up_images
-from morecl.methods.more import More
-from morecl.progress import EpochDone
+from morecl import cuda_start
 
 PROGRAM = "from morecl.bench.start import main; main()"
 DONE = "stepped"
@@ -37,10 +35,15 @@ def first_step(settings: Mapping[str, Any]) -> float:
 
 def main() -> None:
     """One step of one batch; the settings are the argument."""
-    learner = More(More.Config.parse(json.loads(sys.argv[1])))
+    settings = json.loads(sys.argv[1])
+    cuda_start.begin(settings.get("device", "auto"))  # as `morecl run`
+    from morecl.bench.common import CLASSES_PER_TASK, made_up_images
+    from morecl.methods.more import More
+
+    learner = More(More.Config.parse(settings))
     count = learner.config.batch_size
 
-    def stop(event: EpochDone) -> None:
+    def stop(event: object) -> None:
         print(DONE, flush=True)
         os._exit(0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from morecl import ranks
+from morecl import cuda_start, ranks
 from morecl.cli import options
 from morecl.cli.terminal import INTERRUPTED, exit_interrupted, output_console
 from morecl.errors import InputError
@@ -56,6 +56,8 @@ def run(
     from morecl.run import RunRequest, default_folder
 
     recipe = load_recipe(benchmark)  # reject a typo before torch is imported
+    if ranks.count() == 1:  # else each has its own card
+        cuda_start.begin(settings.get("device", "auto"))
     from morecl.run.launch import start
 
     request = RunRequest(

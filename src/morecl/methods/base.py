@@ -173,6 +173,7 @@ class Learner(BetweenTasks, ABC):
             TypeError, ValueError: the input is not usable. The learner is unchanged.
             DivergedError: training produced numbers that are not finite. The learner is as before the task.
         """
+        self._compile_ahead()
         array, names = read_task(images, labels, self.backbone.input.resize)
         refuse_known(names, self.classes)
         new = list(dict.fromkeys(names))

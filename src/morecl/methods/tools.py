@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from morecl.config import SgdConfig
+from morecl.config import SgdConfig, TrainingConfig
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.families import ViT
 from morecl.nn.network import AdaptedViT, Norms
@@ -53,6 +53,12 @@ class TrainingTools:
             self.captured = False  # what travels between ranks is not part of a CUDA graph
 
     # ---- training ---------------------------------------------------------------------------------------------
+
+    def _compile_ahead(self) -> None:
+        """Begin to compile what training will need, if there is anything."""
+        config = self.config
+        if isinstance(config, TrainingConfig) and config.freeze_backbone:
+            self.network.compile_ahead(config.batch_size, config.bottleneck)
 
     def _trunk(
         self,

@@ -36,7 +36,7 @@ def available(family: Family) -> list[Available]:
 
 
 def _examine(name: str, family: Family) -> Available | None:
-    with _ShapesOnly(), _one_block(family.network) as depths:
+    with ShapesOnly(), _one_block(family.network) as depths:
         try:
             vit: ViT = timm.create_model(name, num_classes=0, device="meta")
         except AssertionError:  # its blocks differ, so it cannot be built with one
@@ -52,7 +52,7 @@ def _count(module: ViT) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-class _ShapesOnly(TorchFunctionMode):
+class ShapesOnly(TorchFunctionMode):
     """Leaves out what changes tensors in place: initial values, which take most of the time and are not looked at."""
 
     def __torch_function__(

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, unknown_name
+from morecl.nn.available import ShapesOnly
 from morecl.nn.families import FAMILIES, ViT, family_of, refusal
 from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec
 
@@ -143,7 +144,7 @@ def _build(name: str, image_size: int | None, pretrained: bool, seed: int) -> tu
         vit = _vit(image_size or 32, patch=4, dim=192, depth=6, seed=seed)
         return vit, {"crop_pct": 1.0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     size = {} if image_size is None else {"img_size": image_size}
-    with torch.device("meta"):  # needs no memory
+    with torch.device("meta"), ShapesOnly():  # needs no memory, and no time
         plan = timm.create_model(name, num_classes=0)
     if reason := refusal(plan):
         raise InputError(f"backbone {name} {reason}")

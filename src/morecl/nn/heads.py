@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 
 def task_head(dim: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """(N, D) -> (N, outputs): weights from a truncated normal with sd 0.02, biases zero."""
-    head = skip_init(nn.Linear, dim, outputs)  # nn.Linear would initialise from the global generator
+    head = _Linear(dim, outputs)
     nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
     nn.init.zeros_(head.bias)
     return head
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Would draw from the global generator. (With ``skip_init`` instead, torch imports its compiler.)"""
 
 
 class GrowingHead(nn.Module):

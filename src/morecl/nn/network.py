@@ -13,12 +13,11 @@ from typing import cast
 
 import torch
 from timm.layers import Attention
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from morecl.nn import fused
+from morecl.nn import ahead, fused
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
 from morecl.nn.families import ViT, family_of
 from morecl.nn.families.base import BLOCK_NORMS, BRANCH_ENDS
@@ -156,6 +155,12 @@ class AdaptedViT:
         vit = self.vit if body is None else body
         return self.family.stem(vit, images).to(self.dtype)
 
+    def compile_ahead(self, images: int, bottleneck: int) -> None:
+        """Have the kernels for training on ``images`` at a time compiled meanwhile, see :mod:`morecl.nn.ahead`."""
+        if self._fused:
+            length = self.vit.patch_embed.num_patches + self.vit.num_prefix_tokens
+            ahead.start((images, length, self.dim), bottleneck, self._frozen, self.vit.blocks[0].attn.num_heads)
+
     def trunk(
         self,
         prefix: Tensor,
@@ -256,7 +261,8 @@ class AdaptedViT:
         adapters: AdapterWeights,
         observe_last: Callable[[Tensor], object] | None,
     ) -> Tensor:
-        first = cast(Block, self.vit.blocks[0])
+        ahead.wait()
+        first = self.vit.blocks[0]
         eps = first.norm1.eps, getattr(self.vit, self.last_norm).eps
         return fused.trunk(tokens, norms, adapters, self._frozen, first.attn.num_heads, eps, observe_last).float()
 

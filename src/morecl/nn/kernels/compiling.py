@@ -1,0 +1,70 @@
+"""Kernels compiled ahead, many at once. Left alone, Triton compiles a kernel when it is first launched, and all wait.
+
+A function that launches the kernels is run once with nothing being launched: Triton then compiles what it would launch,
+for the same types, constants and alignments, which is what a launch looks for later. Its passes do not hold Python's
+lock, and ptxas and the C compiler (for the function that launches) are processes of their own, so threads help.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import triton
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+_launching: ContextVar[bool] = ContextVar("launching", default=True)
+
+
+def compile_all(launches: Callable[[], object]) -> None:
+    """Compile every kernel of this package that ``launches`` launches, for the current device. Nothing is launched.
+
+    Other threads may launch kernels meanwhile. Must run in a context of its own (:mod:`contextvars`), not twice at the
+    same time. Raises what the compiler raises.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores, "compile") as pool, triton.AsyncCompileMode(_WithLaunchers(pool)), _only_compiled():
+        launches()
+
+
+class _WithLaunchers:
+    """What Triton needs of an executor; also builds what launches each kernel."""
+
+    def __init__(self, pool: ThreadPoolExecutor):
+        self._pool = pool
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:
+        return self._pool.submit(self._compile, compile_kernel)
+
+    @staticmethod
+    def _compile(compile_kernel: Callable[[], Any]) -> Any:
+        kernel = compile_kernel()
+        driver.active.launcher_cls(kernel.src, kernel.metadata)  # stays in Triton's cache, where the launch finds it
+        return kernel
+
+
+@contextmanager
+def _only_compiled() -> Iterator[None]:
+    """In this context, launches of our kernels compile them and return."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
+    kernels = {id(value): value for module in modules for value in vars(module).values() if type(value) is JITFunction}
+    for kernel in kernels.values():
+        kernel.run = functools.partial(_run, kernel)  # the method of this one kernel
+    _launching.set(False)
+    try:
+        yield
+    finally:
+        _launching.set(True)
+        for kernel in kernels.values():
+            del kernel.run
+
+
+def _run(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+    return JITFunction.run(kernel, *args, warmup=warmup or not _launching.get(), **options)
