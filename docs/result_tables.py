@@ -6,10 +6,12 @@ python docs/result_tables.py --check   list the pages that are out of date; exit
 A table stands between two marks; the first says what it shows:
 
     <!-- table: means FOLDER DIGITS METRIC... -->    mean over class orders: a row a method, a column a benchmark
+    <!-- table: spreads FOLDER METRIC... -->         the same with standard deviations
     <!-- table: differences FOLDER METHOD -->        METHOD minus the others, and a paired t-test over class orders
     <!-- table: ranks FOLDER METRIC -->              ours / the paper's, each with its rank
     <!-- table: halved FOLDER METRIC -->             what half the memory changes, and what it changes in the paper
     <!-- table: ablation FOLDER -->                  MORE without its parts: ACA / AIA, and errors towards earlier tasks
+    <!-- table: transfer FOLDER BENCHMARK -->        FWT / BWT, ours and the paper's
     <!-- table: rates FOLDER BENCHMARK -->           ACA / AIA on held-out images, a row a method, a column a rate
     <!-- table: variants FOLDER -->                  ACA / AIA of FOLDER/STREAM/VARIANT, a row a variant
     <!-- end of table -->
@@ -19,16 +21,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
+
+from scipy.stats import rankdata, spearmanr
 
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
 from morecl.report.paired import paired_p
 from morecl.report.paper import BENCHMARKS, paper
+from morecl.report.tables import with_fwt
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -67,6 +72,8 @@ def runs(folder: str) -> dict[str, Runs]:
         for benchmark, by_order in own.items():
             if len(by_order) >= 3:
                 shared[benchmark] = shared.get(benchmark, {*by_order}) & by_order.keys()
+                if len(shared[benchmark]) < 3:
+                    raise SystemExit(f"results/{folder}: methods on {benchmark} share fewer than 3 class orders")
     kept: dict[str, Runs] = {}
     for name, own in found.items():
         for benchmark, orders in shared.items():
@@ -90,6 +97,15 @@ def all_runs(folder: str) -> dict[str, Runs]:
 
 def means(folder: str, digits: str, *metrics: str) -> list[str]:
     """Best first, by the mean over the benchmarks; a method with a benchmark missing comes after those with all."""
+    return overview(folder, int(digits), metrics, spread=False)
+
+
+def spreads(folder: str, *metrics: str) -> list[str]:
+    """As :func:`means`, with the standard deviation over class orders."""
+    return overview(folder, 2, metrics, spread=True)
+
+
+def overview(folder: str, digits: int, metrics: Sequence[str], *, spread: bool) -> list[str]:
     found = runs(folder)
     benchmarks = [name for name in SHOWN if any(name in own for own in found.values())]
     orders = max(len(own[benchmark]) for own in found.values() for benchmark in own)
@@ -104,9 +120,13 @@ def means(folder: str, digits: str, *metrics: str) -> list[str]:
     def cell(method: str, benchmark: str) -> str:
         if benchmark not in found[method]:
             return "-"
-        pairs = zip(numbers(method, benchmark), best(benchmark), strict=True)
-        mark = f" {FEWER}" if len(found[method][benchmark]) < orders else ""
-        return " / ".join(bold(f"{number:.{digits}f}", number == top) for number, top in pairs) + mark
+        own = found[method][benchmark].values()
+        mark = f" {FEWER}" if len(own) < orders else ""
+        cells = []
+        for metric, number, top in zip(metrics, numbers(method, benchmark), best(benchmark), strict=True):
+            around = f" ± {stdev(value(r, metric) for r in own):.{digits}f}" if spread and len(own) > 1 else ""
+            cells.append(bold(f"{number:.{digits}f}", number == top) + around)
+        return " / ".join(cells) + mark
 
     def rank(method: str) -> tuple[int, float]:
         first = [numbers(method, benchmark)[0] for benchmark in found[method]]
@@ -155,8 +175,8 @@ def ranks(folder: str, metric: str) -> list[str]:
         columns[benchmark] = {
             name: f"{ours[name]:.1f} ({first[name]}) / {paper_s[name]:.1f} ({second[name]})" for name in both
         }
-        squares = sum((first[name] - second[name]) ** 2 for name in both)
-        below.append(f"{1 - 6 * squares / (len(both) * (len(both) ** 2 - 1)):.2f}")
+        same = spearmanr([ours[name] for name in both], [paper_s[name] for name in both])
+        below.append(f"{same.statistic:.2f} (p = {same.pvalue:.1g})")
     compared = {name for column in columns.values() for name in column}
     methods = sorted(compared, key=lambda name: (-theirs[benchmarks[0]][name][0], name))
     rows = [
@@ -168,8 +188,9 @@ def ranks(folder: str, metric: str) -> list[str]:
 
 
 def ranking(numbers: Mapping[str, float]) -> dict[str, int]:
-    """1 for the highest."""
-    return {name: place + 1 for place, name in enumerate(sorted(numbers, key=lambda name: -numbers[name]))}
+    """1 for the highest; equal ones share the better rank."""
+    places = rankdata([-number for number in numbers.values()], method="min")
+    return {name: int(place) for name, place in zip(numbers, places, strict=True)}
 
 
 def halved(folder: str, metric: str) -> list[str]:
@@ -212,16 +233,30 @@ def ablation(folder: str) -> list[str]:
     return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
 
 
+def transfer(folder: str, benchmark: str) -> list[str]:
+    """The methods of which the paper has both, its best BWT first; MORE with the paper's back-update."""
+    theirs = {metric: paper()["numbers"]["main"][metric][benchmark] for metric in ("fwt", "bwt")}
+    alone = all_runs(folder)["single"][benchmark]
+    rows = []
+    for name in sorted(theirs["bwt"], key=lambda name: -theirs["bwt"][name][0]):
+        variant = "more-paper" if name == "more" else name
+        own = [record for order, record in all_runs(folder)[variant][benchmark].items() if order in alone]
+        found = with_fwt([*alone.values(), *own])[len(alone) :]
+        ours = " / ".join(f"{mean(value(record, metric) for record in found):.1f}" for metric in theirs)
+        rows.append([TITLES[variant], ours, " / ".join(f"{numbers[name][0]:.1f}" for numbers in theirs.values())])
+    return table(["", "FWT / BWT", "in the paper"], rows)
+
+
 def rates(folder: str, benchmark: str) -> list[str]:
     found: dict[str, dict[float, Record]] = {}
     for path in sorted((RESULTS / folder / benchmark).glob("*/lr-*/order-*/result.json")):
         record = read_record(path)
-        tried = found.setdefault(record.method, {})
+        tried = found.setdefault(path.parts[-4], {})
         if record.config["lr"] in tried:
             raise SystemExit(f"{path}: there is another record of this method and rate")
         tried[record.config["lr"]] = record
     columns = sorted({rate for tried in found.values() for rate in tried})
-    methods = [method for method in METHODS if method in found]
+    methods = [method for method in TITLES if method in found]
     rows = [[TITLES[method], *(accuracies(found[method], rate) for rate in columns)] for method in methods]
     return table(["rate", *(f"{rate:g}" for rate in columns)], rows)
 
@@ -260,10 +295,12 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     """For every page: its path, its text, and the text it should have."""
     kinds: dict[str, Callable[..., list[str]]] = {
         "means": means,
+        "spreads": spreads,
         "differences": differences,
         "ranks": ranks,
         "halved": halved,
         "ablation": ablation,
+        "transfer": transfer,
         "rates": rates,
         "variants": variants,
     }

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata, spearmanr, ttest_rel
 
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
@@ -37,11 +38,11 @@ def test_the_overview_has_the_means_of_the_records() -> None:
     for name, *cells in rows:
         for folder, cell in zip(("frontier", "shipped"), cells, strict=True):
             by_benchmark = [by_order(folder, name, benchmark) for benchmark in BENCHMARKS[:2]]
-            complete = name != "single" and all({*found} >= {*ORDERS} for found in by_benchmark)
+            complete = name != "single" and all({*found} >= {*ORDERS[folder]} for found in by_benchmark)
             assert bool(cell) == complete, (name, folder)
             if cell:
                 expected = [
-                    mean(getattr(found[order].metrics, metric) for found in by_benchmark for order in ORDERS)
+                    mean(getattr(found[order].metrics, metric) for found in by_benchmark for order in ORDERS[folder])
                     for metric in ("aca", "iauc")
                 ]
                 numbers = [float(number) for number in cell.split(" / ")]
@@ -58,7 +59,7 @@ def test_the_summary_of_all_methods_has_the_means_of_the_records(records: dict[s
 
 
 BENCHMARKS = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t")
-ORDERS = ("0", "1", "2")  # the class orders that every method has
+ORDERS = {"frontier": tuple("012"), "shipped": tuple("012")}  # the class orders that every method has
 
 
 def table(text: str, head: str) -> list[list[str]]:
@@ -71,7 +72,7 @@ def table(text: str, head: str) -> list[list[str]]:
 
 def records_of(folder: str, title: str, benchmark: str) -> list[Record]:
     found = map(read_record, (ROOT / "results" / folder / benchmark / folder_of(title)).glob("*/result.json"))
-    return [record for record in found if record.class_order_name in ORDERS]
+    return [record for record in found if record.class_order_name in ORDERS[folder]]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,14 @@ def records_of(folder: str, title: str, benchmark: str) -> list[Record]:
         ("README.md", "<!-- table: means shipped 1 aca iauc -->\n", "shipped", ("aca", "iauc"), 0.051),
         (
             "frontier/README.md",
-            "<!-- table: means frontier 2 aca aia iauc -->\n",
+            "<!-- table: spreads frontier aca aia iauc -->\n",
             "frontier",
             ("aca", "aia", "iauc"),
             0.0051,
         ),
         (
             "shipped/README.md",
-            "<!-- table: means shipped 2 aca aia iauc -->\n",
+            "<!-- table: spreads shipped aca aia iauc -->\n",
             "shipped",
             ("aca", "aia", "iauc"),
             0.0051,
@@ -104,9 +105,15 @@ def test_the_tables_of_benchmarks_have_the_means_of_the_records(
         for benchmark, cell in zip(shown, cells, strict=True):
             own = records_of(folder, title, benchmark)
             assert bool(own) == (cell != "-"), (title, benchmark)
-            assert ("†" in cell) == (0 < len({record.class_order_name for record in own}) < 3), (title, benchmark)
+            assert ("†" in cell) == (0 < len({record.class_order_name for record in own}) < len(ORDERS[folder])), (
+                title,
+                benchmark,
+            )
             if own:
-                expected = [mean(getattr(record.metrics, metric) for record in own) for metric in metrics]
+                values = [[getattr(record.metrics, metric) for record in own] for metric in metrics]
+                expected = [mean(numbers) for numbers in values]
+                if "spreads" in head and len(own) > 1:
+                    expected = [number for numbers in values for number in (mean(numbers), np.std(numbers, ddof=1))]
                 numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
                 assert numbers == pytest.approx(expected, abs=close), (title, benchmark)
                 found.add((folder_of(title), benchmark))
@@ -150,7 +157,7 @@ def test_the_tables_of_rates_have_the_numbers_of_the_records() -> None:
             rows = {name: cells for name, *cells in table(part, head)}
             for path in paths:
                 record = read_record(path)
-                title = {"joint": "joint training"}.get(record.method, METHODS[record.method].title)
+                (title,) = [title for title in rows if folder_of(title) == path.parts[-4]]
                 cell = rows[title][rates.index(record.config["lr"])]
                 found = [float(number) for number in re.findall(r"[\d.]+", cell)]
                 assert found == pytest.approx([record.metrics.aca, record.metrics.aia], abs=0.0051), (folder, path)
@@ -179,11 +186,15 @@ def test_the_ranks_beside_the_paper_are_those_of_the_records(metric: str) -> Non
         theirs = paper_numbers("main", metric, benchmark)
         ours = {row[0]: mean_of("shipped", folder_of(row[0]), benchmark, metric) for row in rows}
         pairs = [(ours[row[0]], theirs[row[0]][0]) for row in rows]
-        ranks = [rankdata([-pair[side] for pair in pairs], method="ordinal") for side in (0, 1)]
-        for row, (own, paper_s) in zip(rows, pairs, strict=True):
-            first, second = re.findall(r"([\d.]+) \(\d+\)", row[1 + place])
-            assert (float(first), float(second)) == pytest.approx((own, paper_s), abs=0.051), (row[0], benchmark)
-        assert float(correlations[place]) == pytest.approx(spearmanr(*ranks).statistic, abs=0.03)  # ties: either order
+        for row, pair in zip(rows, pairs, strict=True):
+            found = re.findall(r"([\d.]+) \((\d+)\)", row[1 + place])
+            assert [float(number) for number, _ in found] == pytest.approx(pair, abs=0.051), (row[0], benchmark)
+            better = [sum(other[side] > pair[side] for other in pairs) for side in (0, 1)]
+            assert [int(rank) for _, rank in found] == [count + 1 for count in better], (row[0], benchmark)
+        same = spearmanr(*(rankdata(side) for side in zip(*pairs, strict=True)))
+        correlation, p = re.fullmatch(r"(\S+) \(p = (\S+)\)", correlations[place]).groups()  # type: ignore[union-attr]
+        assert float(correlation) == pytest.approx(same.statistic, abs=0.0051)
+        assert float(p) == pytest.approx(same.pvalue, rel=0.5)
 
 
 def test_the_tables_of_variants_have_the_numbers_of_the_records() -> None:
@@ -211,6 +222,49 @@ def test_the_tables_of_variants_have_the_numbers_of_the_records() -> None:
                 assert float(cell.split()[-1]) == pytest.approx(there[0] - there[1], abs=0.051), (title, benchmark)
 
 
+@pytest.mark.parametrize("folder", ["frontier", "shipped"])
+def test_the_differences_are_those_of_the_records(folder: str) -> None:
+    text = (ROOT / "results" / folder / "README.md").read_text(encoding="utf-8")
+    (head,) = [line for line in text.splitlines() if line.startswith("| | CIFAR10-5T: ACA")]
+    columns = [cell.strip().lower().split(": ") for cell in head.strip("|").split("|")[1:]]
+    checked = 0
+    for title, *cells in table(text, head):
+        for (benchmark, metric), cell in zip(columns, cells, strict=True):
+            if cell == "-":
+                continue
+            ours, theirs = (by_order(folder, name, benchmark) for name in ("morerp", folder_of(title)))
+            pairs = [
+                [getattr(runs[order].metrics, metric) for order in ORDERS[folder] if order in theirs]
+                for runs in (ours, theirs)
+            ]
+            assert float(cell.split()[0]) == pytest.approx(mean(pairs[0]) - mean(pairs[1]), abs=0.0051), title
+            p = ttest_rel(*pairs).pvalue
+            assert p < 0.001 if "p < 0.001" in cell else float(cell.split()[-1][:-1]) == pytest.approx(p, rel=0.5)
+            checked += 1
+    assert checked > 40
+
+
+def test_the_table_of_transfer_has_the_numbers_of_the_records() -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    alone = by_order("shipped", "single", "cifar100-10t")
+    rows = table(text, "<!-- table: transfer shipped cifar100-10t -->\n")
+    assert [title for title, *_ in rows] == ["iCaRL", "PASS", "MORE (paper)", "DER++"]
+    for title, ours, paper_s in rows:
+        found: dict[str, list[float]] = {"fwt": [], "bwt": []}
+        runs = by_order("shipped", folder_of(title), "cifar100-10t")
+        for order in runs.keys() & alone.keys():
+            record = runs[order]
+            matrix = np.array(record.accuracy_matrix, dtype=float)
+            own = np.diag(matrix)
+            found["bwt"].append(float((matrix[-1] - own)[:-1].mean()))
+            found["fwt"].append(float((own - np.diag(np.array(alone[order].til_matrix, dtype=float))).mean()))
+        assert [float(number) for number in ours.split(" / ")] == pytest.approx(
+            [mean(found["fwt"]), mean(found["bwt"])], abs=0.051
+        ), title
+        there = [paper_numbers("main", metric, "cifar100-10t")[title][0] for metric in ("fwt", "bwt")]
+        assert [float(number) for number in paper_s.split(" / ")] == pytest.approx(there, abs=0.051), title
+
+
 def folder_of(title: str) -> str:
     named = {"joint training": "joint", "MORE (paper)": "more-paper", "MORE (authors' code)": "more-authors"}
     return named.get(title) or TITLES[title]
@@ -223,7 +277,7 @@ def by_order(folder: str, name: str, benchmark: str) -> dict[str, Record]:
 
 def mean_of(folder: str, name: str, benchmark: str, metric: str) -> float:
     runs = by_order(folder, name, benchmark)
-    return mean(getattr(runs[order].metrics, metric) for order in ORDERS)
+    return mean(getattr(runs[order].metrics, metric) for order in ORDERS[folder])
 
 
 def test_the_row_of_digits_has_the_numbers_of_the_records() -> None:
