@@ -115,7 +115,8 @@ def _lead(records: Sequence[Record], grid: Grid) -> str:
         spent = f"; {minutes / 60:.1f} hours of computing" if minutes >= 60 else f"; {minutes:.1f} minutes of computing"
     backbones = ", ".join(sorted({record.backbone.name for record in records}))
     methods = {row.method for row in grid}
-    counts = [(len(records), "run"), (len(methods), "method"), (len(columns_of(grid)), "benchmark")]
+    benchmarks = {record.benchmark for record in records}
+    counts = [(len(records), "run"), (len(methods), "method"), (len(benchmarks), "benchmark")]
     runs, of, on = (f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts)
     return f"{runs} of {of} on {on}; backbone {backbones}{spent}."
 

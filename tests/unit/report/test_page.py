@@ -47,6 +47,7 @@ def test_page_shows_the_numbers() -> None:
     assert '<b>81.00</b><span class="std"> ± 1.41</span>' in page
     assert '<span class="paper">[89.16 ± 0.96†]</span>' in page
     assert "3 runs of 2 methods on 1 benchmark" in page
+    assert "4 runs of 3 methods on 1 benchmark" in html([*records, make_record("ncm", "cifar10-5t", tasks=1)])
 
 
 def test_the_time_of_all_runs_is_told_only_if_each_was_alone() -> None:
