@@ -31,6 +31,7 @@ from synthetic import make_record
 from waiting import until
 
 OUT = Path("out")
+RESULTS = Path(__file__).resolve().parents[3] / "results"
 PAPERS_FIVE = ["cifar10-5t", "cifar100-10t", "cifar100-20t", "tinyimagenet-5t", "tinyimagenet-10t"]
 
 
@@ -200,6 +201,11 @@ def planned(name: str) -> dict[Path, RunRequest]:
     if missing:
         pytest.skip(f"not registered: {', '.join(missing)}")
     return {run.folder: run.request for run in plan(suite, OUT)}
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_suites_in_results_can_be_planned(file: Path) -> None:
+    assert plan(load_suite(str(file)), OUT)
 
 
 @pytest.mark.parametrize("name", suite_names())
