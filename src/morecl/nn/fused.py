@@ -4,8 +4,8 @@ Computes what :meth:`morecl.nn.network.AdaptedViT.trunk` computes, in half preci
 (forward and backward; 19 for wide tokens) instead of about 40 that torch's compiler generates, and nothing else to
 compile. With few dimensions per token a GPU waits for memory, not for arithmetic. So a kernel does all it can while its
 numbers are in registers, gradients are written where the next kernel reads them, and partial gradients of the trained
-weights are added up once, for all blocks. Products with more than 192 dimensions are left to cuBLAS, except those of
-the adapters and those with GELU or its gradient behind them.
+weights are added up once, for all blocks. Products with frozen weights are left to cuBLAS, except those of the MLP that
+have GELU or its gradient behind them and, up to 192 dimensions, two that have an adapter behind or before them.
 
 Trained weights are float32, are rounded to half precision for products, and get float32 gradients.
 
@@ -186,7 +186,7 @@ class _Saved(NamedTuple):
     attention_hidden: Tensor  # (N, K), neurons of the first adapter
     middle: Tensor  # (N, D), sum after the attention branch
     middle_moments: Tensor  # (2, N)
-    mlp_kept: Tensor  # (N, H), GELU's slopes, or its input without the bias
+    mlp_slopes: Tensor  # (N, H), of GELU, see :mod:`morecl.nn.kernels.gelu`
     mlp_out: Tensor  # (N, D), second product of the MLP, without its bias: input of the second adapter
     mlp_hidden: Tensor  # (N, K), neurons of the second adapter
 
@@ -246,7 +246,7 @@ class _Trunk(torch.autograd.Function):
             )
 
             # MLP, second adapter, sum, next norm
-            mlp_kept, mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
+            mlp_slopes, mlp_out, mlp_hidden, x, normed, moments = branch.mlp_forward(
                 normed, middle, block, adapters[2 * i + 1], norms[2 * i + 2], eps[1] if is_last else eps[0],
                 for_gradients=needs_gradients,
             )  # fmt: skip
@@ -264,7 +264,7 @@ class _Trunk(torch.autograd.Function):
                         attention_hidden=attention_hidden,
                         middle=middle,
                         middle_moments=middle_moments,
-                        mlp_kept=mlp_kept,
+                        mlp_slopes=mlp_slopes,
                         mlp_out=mlp_out,
                         mlp_hidden=mlp_hidden,
                     )
@@ -295,7 +295,7 @@ class _Trunk(torch.autograd.Function):
             # second adapter, MLP, second norm
             d_hidden, d_mlp_out = branch.adapter_backward(d, at.mlp_hidden, adapters[second])
             sums.add_adapter(second, d, at.mlp_hidden, at.mlp_out, d_hidden)
-            d_normed = branch.mlp_backward(d_mlp_out, at.mlp_kept, block)
+            d_normed = branch.mlp_backward(d_mlp_out, at.mlp_slopes, block)
             d = norm.backward(d_normed, d, at.middle, at.middle_moments, norm_weights[second], sums.norms[second])
 
             # first adapter and projection; ``delta`` is the sum of d_attended * attended over each head

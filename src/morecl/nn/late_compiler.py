@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from torch._compile import _disable_dynamo
+try:  # how torch itself marks its optimisers
+    from torch._compile import _disable_dynamo
+except ImportError:  # a version of torch without it: then timm imports the compiler
+    _disable_dynamo = None  # type: ignore[assignment]
 
 COMPILER = "torch._dynamo"
 
@@ -37,11 +40,11 @@ def import_timm() -> None:
 
 @contextmanager
 def compiler_later() -> Iterator[None]:
-    """Meanwhile an import of ``torch._dynamo`` gets a stand-in, unless it has been imported.
+    """Meanwhile an import of ``torch._dynamo`` gets a stand-in, unless it has been imported or torch is too new.
 
     What the stand-in gives imports the compiler when it is called; whoever asks for anything else gets the real module.
     """
-    if COMPILER in sys.modules:
+    if COMPILER in sys.modules or _disable_dynamo is None:
         yield
         return
     compiler = _StandIn(COMPILER, disable=_disable)
@@ -73,7 +76,7 @@ def _remove_stand_ins() -> None:
 
 
 def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **_: object) -> Callable[..., Any]:
-    """``torch._dynamo.disable``, as torch itself puts it on its optimisers: the first call imports the compiler."""
+    """``torch._dynamo.disable``, which here imports the compiler with the first call."""
     return _disable_dynamo(fn, recursive)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import importlib
 import importlib.util
 import threading
 from collections.abc import Iterator
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 SHAPE, NARROW, WIDE = (2, 70, 64), 64, 256  # 70 tokens: a whole tile and a smaller one
 KERNELS = {
     "_norm", "_norm_backward", "_attend", "_attend_backward", "_attend_once", "_attend_once_backward",
-    "_adapter_gradients", "_gelu_backward",
+    "_adapter_gradients", "_mlp_forward", "_mlp_backward",
 }  # fmt: skip
-OF_NARROW, OF_WIDE = {"_adapt", "_adapt_backward"}, {"_adapt_wide", "_adapt_wide_backward", "_gelu", "_attend_sums"}
+OF_NARROW, OF_WIDE = {"_adapt", "_adapt_backward"}, {"_adapt_wide", "_adapt_wide_backward", "_attend_sums"}
 
 
 def blocks(dim: int, count: int = 2) -> list[fused.BlockWeights]:
@@ -62,7 +63,9 @@ class FakeDriver:
     def utils(self) -> Any:
         limits = {"max_shared_mem": 227 * 1024}
         return SimpleNamespace(
-            get_device_properties=lambda device: limits, load_binary=lambda *args: (object(), 1, 100, 0, 1024)
+            get_device_properties=lambda device: limits,
+            load_binary=lambda *args: (object(), 1, 100, 0, 1024),
+            unload_module=lambda module: None,
         )
 
 
@@ -71,12 +74,12 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriv
     """Meanwhile Triton has this driver and empty caches."""
     from triton import runtime
 
-    from morecl.nn.kernels import adapter, attention, class_token, gelu, norm, wide
+    from morecl.nn.kernels import adapter, attention, class_token, mlp, norm, wide
 
     fake = FakeDriver()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runtime.driver, "_active", fake)
-    for module in (adapter, attention, class_token, gelu, norm, wide):
+    for module in (adapter, attention, class_token, mlp, norm, wide):
         for kernel in vars(module).values():
             if type(kernel) is runtime.jit.JITFunction:
                 monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
@@ -198,6 +201,24 @@ def test_an_error_is_told_where_it_is_waited_for(started: list[Any], monkeypatch
     with pytest.warns(UserWarning, match="ahead.*ptxas is missing"):
         ahead.wait()
     ahead.wait()
+
+
+@pytest.mark.parametrize("name", ["AsyncCompileMode", "JITFunction"])
+def test_a_triton_that_lacks_what_is_needed_is_told(
+    driver: FakeDriver, started: list[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be imported, and what is not compiled ahead is left to the launches."""
+    import triton
+
+    from morecl.nn.kernels import compiling
+
+    monkeypatch.setattr(ahead, "compile_all", compiling.compile_all)
+    monkeypatch.delattr(triton, name)
+    importlib.reload(compiling)
+    ahead.start(SHAPE, 64, blocks(64), 2)
+    with pytest.warns(UserWarning, match=f"could not be compiled ahead.*{name}"):
+        ahead.wait()
+    assert not driver.built and not driver.launched
 
 
 def test_a_compiler_that_fails_is_an_error(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

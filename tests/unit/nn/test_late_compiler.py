@@ -59,6 +59,17 @@ assert roi_align(torch.ones(1, 1, 4, 4), [torch.tensor([[0.0, 0.0, 3.0, 3.0]])],
 """)
 
 
+def test_with_a_torch_that_lacks_the_private_name_timm_imports_the_compiler() -> None:
+    in_a_process(f"""
+import sys, torch._compile
+{LOADED}
+del torch._compile._disable_dynamo
+import morecl.nn, timm
+assert loaded() and sys.modules["torch._dynamo"].__file__
+assert timm.create_model("vit_tiny_patch16_224", num_classes=0)(torch.zeros(1, 3, 224, 224)).shape == (1, 192)
+""")
+
+
 @pytest.mark.parametrize(
     "asked",
     [

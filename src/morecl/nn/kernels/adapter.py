@@ -5,7 +5,7 @@ The kernels for narrow tokens; :mod:`morecl.nn.kernels.wide` has those for wide 
 For N tokens of D dimensions, a bottleneck of K, and a product y without its frozen bias b, ``h = y + b``:
 
 - forward: ``r = relu(h W1' + b1)``, ``x' = x + h + r W2' + b2``, and the norm of x', tile by tile. In the MLP branch
-  the product ``y = a W'`` is computed here too, on request with ``a = gelu(u + c)``, which then is never stored;
+  the product ``y = a W'`` is computed here too;
 - backward, from the gradient d of x': ``p = (r > 0) * (d W2)``, ``dh = d + p W1``. In the attention branch, where
   ``y = a W'``, the kernel goes on to ``e = dh W``, the gradient of a, and to the sum of e a over each head;
 - gradients of the weights: ``dW2 = d' r``, ``dW1 = p' y`` (without the share of the bias, ``db1 b'``), ``db2 = sum d``,
@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
-from morecl.nn.kernels.gelu import gelu, slope, slope_as, tail
 
 TILE = 64  # tokens per program
 CHUNK = 64  # dimensions per step
@@ -40,19 +39,15 @@ def forward(
     norm: tuple[Tensor, Tensor],
     eps: float,
     product: Tensor | None = None,
-    inner: Tensor | None = None,
-    slopes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """y (N, D), x (N, D), b (D,) -> y, r (N, K), x' (N, D), its norm (N, D), and its mean and 1 / sd (2, N).
 
     ``adapter``: the weights of one adapter, in half precision.
     ``product``: a weight W (D, H); then the argument y is a (N, H), and ``y = a W'``.
-    ``inner``: a bias c (H,); then the argument y is u (N, H), and ``a = gelu(u + c)``.
-    ``slopes``: (N, H), to which ``gelu'(u + c)`` is written, see :mod:`morecl.nn.kernels.mlp`.
     """
     count, dim = x.shape
     k = adapter.b1.shape[0]
-    u = y
+    a = y
     if product is not None:
         y = torch.empty_like(x)
     r = x.new_empty(count, k)
@@ -60,8 +55,8 @@ def forward(
     normed = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt[(triton.cdiv(count, TILE),)](
-        u, product, inner, slopes, y, x, bias, *adapter, *norm, r, total, normed, moments,
-        count, eps, 0 if product is None else u.shape[1], dim, k, TILE, CHUNK, **LAUNCH,
+        a, product, y, x, bias, *adapter, *norm, r, total, normed, moments,
+        count, eps, 0 if product is None else a.shape[1], dim, k, TILE, CHUNK, **LAUNCH,
     )  # fmt: skip
     return y, r, total, normed, moments
 
@@ -122,10 +117,8 @@ def _part(dim: int) -> int:
 
 @triton.jit(do_not_specialize=["count"])
 def _adapt(
-    u,
+    a,
     weight,
-    inner,
-    slopes,
     y,
     x,
     bias,
@@ -162,24 +155,15 @@ def _adapt(
     normed += offset
     r += first.to(tl.int64) * K
 
-    # y = a W', with a = gelu(u + c) where there is a bias c
+    # y = a W'
     ys = ()
     if H > 0:
-        u += first.to(tl.int64) * H
-        if slopes is not None:
-            slopes += first.to(tl.int64) * H
+        a += first.to(tl.int64) * H
         for c in tl.static_range(D // CHUNK):
             ys = ys + (tl.zeros((TILE, CHUNK), tl.float32),)
         for start in range(0, H, CHUNK):
             place = row * H + start + chunk[None, :]
-            active = tl.load(u + place, mask=inside, other=0.0)
-            if inner is not None:
-                at = active.to(tl.float32) + tl.load(inner + start + chunk)[None, :].to(tl.float32)
-                beyond = tail(tl.abs(at))
-                active = gelu(at, beyond).to(half)
-                if slopes is not None:
-                    stored = slope_as(slope(at, beyond), slopes.dtype.element_ty)
-                    tl.store(slopes + place, stored, mask=inside)
+            active = tl.load(a + place, mask=inside, other=0.0)
             grown = ()
             for c in tl.static_range(D // CHUNK):
                 w = tl.load(weight + (c * CHUNK + chunk)[None, :] * H + start + chunk[:, None])

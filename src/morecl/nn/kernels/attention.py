@@ -23,7 +23,7 @@ TILE = 64  # tokens per program
 WIDTHS = (16, 32, 64)  # supported widths of a head
 SUMS = 64  # heads of tokens per program of head_sums
 FORWARD = {"num_stages": 2}
-BACKWARD = {"num_stages": 2, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
+BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
 LOG2_E = tl.constexpr(1 / math.log(2))
 
 

@@ -3,6 +3,9 @@
 A function that launches the kernels is run once with nothing being launched: Triton then compiles what it would launch,
 for the same types, constants and alignments, which is what a launch looks for later. Its passes do not hold Python's
 lock, and ptxas and the C compiler (for the function that launches) are processes of their own, so threads help.
+
+What of Triton is used here is not all documented; it is looked up late, so that a version without it fails in
+:func:`compile_all`, not when this module is imported.
 """
 
 from __future__ import annotations
@@ -17,8 +20,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import triton
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 _launching: ContextVar[bool] = ContextVar("launching", default=True)
 
@@ -46,7 +47,8 @@ class _WithLaunchers:
     @staticmethod
     def _compile(compile_kernel: Callable[[], Any]) -> Any:
         kernel = compile_kernel()
-        driver.active.launcher_cls(kernel.src, kernel.metadata)  # stays in Triton's cache, where the launch finds it
+        # stays in Triton's cache, where the launch finds it
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
         return kernel
 
 
@@ -54,7 +56,8 @@ class _WithLaunchers:
 def _only_compiled() -> Iterator[None]:
     """In this context, launches of our kernels compile them and return."""
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
-    kernels = {id(value): value for module in modules for value in vars(module).values() if type(value) is JITFunction}
+    values = (value for module in modules for value in vars(module).values())
+    kernels = {id(value): value for value in values if type(value) is triton.JITFunction}
     for kernel in kernels.values():
         kernel.run = functools.partial(_run, kernel)  # the method of this one kernel
     _launching.set(False)
@@ -67,4 +70,4 @@ def _only_compiled() -> Iterator[None]:
 
 
 def _run(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-    return JITFunction.run(kernel, *args, warmup=warmup or not _launching.get(), **options)
+    return triton.JITFunction.run(kernel, *args, warmup=warmup or not _launching.get(), **options)

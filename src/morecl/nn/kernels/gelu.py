@@ -1,13 +1,10 @@
-"""GELU of a product u without its bias b, ``a = gelu(u + b)``, and the gradient of u from the gradient s of a,
-``s gelu'(u + b)``.
+"""GELU and its slope, for the kernels that have it behind a product (mlp.py).
 
 With ``t(z) = Phi(-z)`` and z = |u|, ``gelu(u) = max(u, 0) - z t(z)``. The logarithm of t is so smooth that a polynomial
 of degree 5 is enough for an error below 1e-6; there is no division, which would cost more than all else.
 
 A slope lies between -0.13 and 1.13. Beside bfloat16, which rounds numbers near 1 to steps of 0.004 or 0.008, it is
-stored in a byte, in steps of 0.005; 0 and 1, most frequent, are exact.
-
-Where a product comes before (mlp.py) or after (adapter.py), GELU is part of its kernel.
+stored in a byte, in steps of 0.005; 0 and 1, most frequent, are exact. float16 is more exact than a byte.
 """
 
 from __future__ import annotations
@@ -19,32 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # numbers per program
 CURVE = tl.constexpr(-0.5 / math.log(2))
 PEAK = tl.constexpr(math.log2(1 / math.sqrt(2 * math.pi)))
 STEPS = tl.constexpr(200.0)  # of a slope stored in a byte, from 0 to 1
 ZERO = tl.constexpr(27.0)  # the byte of slope 0
 # float32 has no fractions between 2^23 and 2^24: a number added to 2^23 is rounded, and is then in the lowest bits
 WHOLE = tl.constexpr(float(2**23))
-IN_BYTES = True  # slopes of bfloat16; float16 is more exact than a byte
-
-
-def forward(u: Tensor, bias: Tensor) -> Tensor:
-    """u (N, H), b (H,) -> a (N, H)."""
-    a = torch.empty_like(u)
-    _gelu[(triton.cdiv(u.numel(), BLOCK),)](u, bias, a, u.numel(), u.shape[1], BLOCK, num_warps=4)
-    return a
-
-
-def backward(s: Tensor, u: Tensor, bias: Tensor) -> Tensor:
-    """s (N, H), u (N, H), b (H,) -> (N, H), overwriting s."""
-    _gelu_backward[(triton.cdiv(u.numel(), BLOCK),)](s, u, bias, u.numel(), u.shape[1], BLOCK, num_warps=4)
-    return s
 
 
 def new_slopes(a: Tensor) -> Tensor:
     """Memory for the slopes of a (N, H)."""
-    return torch.empty_like(a, dtype=torch.uint8 if IN_BYTES and a.dtype == torch.bfloat16 else a.dtype)
+    return torch.empty_like(a, dtype=torch.uint8 if a.dtype == torch.bfloat16 else a.dtype)
 
 
 @triton.jit
@@ -82,20 +64,3 @@ def slope_from(stored):
         whole = (stored.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # the bits of 2^23
         return (whole - (WHOLE + ZERO)) * (1 / STEPS)
     return stored.to(tl.float32)
-
-
-@triton.jit
-def _gelu(u, bias, a, count, H: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    at = tl.load(u + place, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + place % H).to(tl.float32)
-    tl.store(a + place, gelu(at, tail(tl.abs(at))).to(a.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _gelu_backward(s, u, bias, count, H: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    at = tl.load(u + place, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + place % H).to(tl.float32)
-    value = tl.load(s + place, mask=inside, other=0.0).to(tl.float32) * slope(at, tail(tl.abs(at)))
-    tl.store(s + place, value.to(s.dtype.element_ty), mask=inside)
