@@ -38,6 +38,11 @@ def share(record: Any) -> float:
     return float(100 * record["arithmetic_microseconds"] / record["step_microseconds"])
 
 
+def parts(record: Any) -> dict[str, str]:
+    """Microseconds of the kinds of kernels that a step has."""
+    return {group["name"]: f"{group['microseconds']:,.0f}" for group in record["groups"] if group["calls"]}
+
+
 @pytest.fixture(scope="module")
 def rows() -> dict[Shape, tuple[str, list[str]]]:
     """By dimensions and neurons: the name of the records and the cells."""
@@ -81,5 +86,40 @@ def test_the_parts_of_a_step_are_those_of_the_records() -> None:
     cells = PAGE.partition("| | ViT-S | ViT-B |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| ([^|(]+?)(?: \(cuBLAS\))? \| ([\d,]+) \| ([\d,]+) \|$", cells, re.MULTILINE)
     for record, column in zip(records, (1, 2), strict=True):
-        expected = {group["name"]: f"{group['microseconds']:,.0f}" for group in record["groups"]}
-        assert {row[0]: row[column] for row in rows} == expected
+        assert {row[0]: row[column] for row in rows} == parts(record)
+
+
+def test_the_parts_of_a_step_of_narrow_tokens_are_those_of_the_record() -> None:
+    record = read("deit-tiny-224-step")
+    cells = PAGE.partition("| | us | kernels | what it is |")[2].partition("\n\n")[0]
+    rows = re.findall(
+        r"^\| (.+?)(?: and their neighbours)?(?: \((?:cuBLAS|ours)\))? \| ([\d,]+) \| (\d+) \|", cells, re.MULTILINE
+    )
+    assert {name: microseconds for name, microseconds, _ in rows} == parts(record)
+    assert {name: int(calls) for name, _, calls in rows} == {
+        group["name"]: round(group["calls"]) for group in record["groups"] if group["calls"]
+    }
+    assert f"takes {record['step_microseconds'] / 1e3:.2f} ms (`morecl bench --profile`" in PAGE
+
+
+def test_the_first_step_is_that_of_its_record() -> None:
+    record = read("first-step")
+    text = " ".join(PAGE.split())
+    assert f"first training step after {record['first_step_seconds']:.1f} s (`h200-first-step.json`" in text
+    assert f"`h200-deit-tiny-224.json` has {read('deit-tiny-224')['first_step_seconds']:.1f})" in text
+    phases = {phase["phase"]: phase["seconds"] for phase in record["timeline"]["phases"]}
+    imports = sum(seconds for name, seconds in phases.items() if name.startswith("import "))
+    assert f"imports took {imports:.1f} (torch {phases['import torch']:.1f}, timm {phases['import timm']:.1f})" in text
+    assert f"the wait for kernels {phases['wait for kernels']:.1f}" in text
+
+
+@pytest.mark.skipif(not fused.AVAILABLE, reason="needs Triton")
+@pytest.mark.parametrize("dim", [192, 384, 768])
+def test_the_launches_of_the_mlp_are_the_fastest_of_the_sweep(dim: int) -> None:
+    from morecl.nn.kernels import mlp
+
+    for case, launch in (("fc1, GELU", mlp.forward_launch(dim)), ("d W2, GELU'", mlp.BACKWARD)):
+        times = read("mlp-sweep")["cases"][f"{case}/{dim}"]["microseconds"]
+        fastest = min((name for name in times if name.startswith("bytes ")), key=lambda name: times[name])
+        tile = f"BM{mlp.ROWS} BN{mlp.COLUMNS} BK{mlp.CHUNK}"
+        assert fastest == f"bytes {tile} w{launch['num_warps']} st{launch['num_stages']}"
