@@ -1,21 +1,30 @@
 """CUDA started in a thread of a command that will need it, while torch is imported. Needs no torch.
 
-Both take seconds in a new process. What is started is the driver, and on one card the context that torch uses, too.
+Both take seconds in a new process. Starts the driver, and the context of one card, which torch then uses.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import threading
 
 LIBRARY = "libcuda.so.1"  # of NVIDIA's driver
 
 
 def begin(device: object) -> None:
-    """Start CUDA for the setting ``device``; if it cannot be started, or is not asked for, torch will find out."""
+    """Start CUDA for the setting ``device``; if it cannot be started, or is not asked for, torch will find out.
+
+    The process does not end in the middle of it: the driver has exit handlers of its own.
+    """
     kind, _, index = str(device).partition(":")
-    if kind in ("auto", "cuda") and (index or "0").isdecimal():
-        threading.Thread(target=_start, args=(int(index or "0"),), name="cuda", daemon=True).start()
+    if kind in ("auto", "cuda") and (index or "0").isdecimal() and not _is_for_cpus():
+        threading.Thread(target=_start, args=(int(index or "0"),), name="cuda").start()
+
+
+def _is_for_cpus() -> bool:
+    """Whether the installed torch cannot use a card."""
+    return importlib.metadata.version("torch").endswith("+cpu")
 
 
 def _start(index: int) -> bool:

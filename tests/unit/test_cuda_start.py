@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from morecl import cuda_start
+from morecl import cli, cuda_start
 
 
 @pytest.fixture
@@ -30,6 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         cuInit=lambda flags: made.append(("cuInit", flags)) or 0, cuDeviceGet=get, cuDevicePrimaryCtxRetain=retain
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.11.0+cu130")
     return made
 
 
@@ -50,6 +54,27 @@ def test_the_card_of_the_setting_is_started(calls: list[tuple[str, int]], device
 def test_other_devices_start_nothing(calls: list[tuple[str, int]], device: object) -> None:
     begin(device)
     assert not calls
+
+
+def test_a_torch_for_cpus_starts_nothing(calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.11.0+cpu")
+    begin("auto")
+    assert not calls
+
+
+@pytest.mark.parametrize(("ranks", "begun"), [(None, ["cpu"]), ("2", [])])
+def test_the_command_begins_unless_ranks_share_the_cards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: str | None, begun: list[str]
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(cuda_start, "begin", asked.append)
+    monkeypatch.setattr("morecl.ranks.count", lambda: int(ranks or 1))
+    monkeypatch.setattr("morecl.run.launch.start", lambda *args, **kwargs: sys.exit(7))
+    arguments = ["morecl", "run", "digits-5t", "--device", "cpu", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 7 and asked == begun
 
 
 def test_a_card_that_is_not_there_is_left_to_torch(calls: list[tuple[str, int]]) -> None:

@@ -6,6 +6,7 @@ They are some 14 kernels, which one after the other take ten seconds in a new pr
 from __future__ import annotations
 
 import contextvars
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +24,14 @@ if fused.AVAILABLE:
 _background = ThreadPoolExecutor(1, "ahead")
 _asked: set[object] = set()
 _running: list[Future[None]] = []
+_lock = threading.Lock()  # of the list
 
 
 def start(shape: tuple[int, int, int], bottleneck: int, frozen: Sequence[fused.BlockWeights], heads: int) -> None:
     """Compile what :func:`morecl.nn.fused.trunk` needs to train on tokens of ``shape`` (B, L, D), if it trains here.
 
-    Returns at once; :func:`wait` waits. Only the shapes, type and device of the blocks' weights ``frozen`` matter.
+    Returns at once; :func:`wait` waits, and so does the end of the process. Only the shapes, type and device of the
+    blocks' weights ``frozen`` matter.
     """
     like = frozen[0]["attn.qkv.weight"]
     asked = (shape, bottleneck, heads, like.dtype, like.device, len(frozen) > 1)
@@ -49,13 +52,14 @@ def start(shape: tuple[int, int, int], bottleneck: int, frozen: Sequence[fused.B
 
 def wait() -> None:
     """Wait until all that was started is done. What could not be compiled is told, and left to the launches."""
-    while _running:
-        running = _running[0]
+    for running in list(_running):
         error = running.exception()
-        if running in _running:  # no other thread was faster
-            _running.remove(running)
-            if error is not None:
-                warnings.warn(f"kernels could not be compiled ahead, which takes longer: {error!r}", stacklevel=2)
+        with _lock:
+            is_first = running in _running  # no other thread was faster
+            if is_first:
+                _running.remove(running)
+        if is_first and error is not None:
+            warnings.warn(f"kernels could not be compiled ahead, which takes longer: {error!r}", stacklevel=2)
 
 
 def train_without_products(

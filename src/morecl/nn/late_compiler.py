@@ -77,6 +77,10 @@ def _remove_stand_ins() -> None:
 
 def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **_: object) -> Callable[..., Any]:
     """``torch._dynamo.disable``, which here imports the compiler with the first call."""
+    if isinstance(fn, type):
+        from torch._dynamo import disable
+
+        return disable(fn, recursive)
     return _disable_dynamo(fn, recursive)
 
 

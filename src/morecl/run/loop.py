@@ -37,6 +37,7 @@ def learn_stream(
     if group is not None:
         measured.ranks = max(measured.ranks, group.size)
     measured.note_sharing()
+    measured.note_source()
     measured.fingerprint = stream.dataset.fingerprint
     measured.groups = task_groups(stream)
     watcher.started(learner, stream, done)

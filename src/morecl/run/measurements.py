@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import morecl
 from morecl.errors import InputError
 from morecl.evaluator import Step
 from morecl.files import SEAL, sealed, write_json
@@ -27,12 +29,19 @@ class Measurements:
     ranks: int = 1  # processes that learned together, at most
     shared: bool | None = False  # other runs used the same card or cores at some time; None: not known
     fingerprint: str = ""  # of the data
+    sources: list[str] = field(default_factory=list)  # fingerprints of the code it ran with, more if that changed
     groups: list[list[int]] = field(default_factory=list)  # the classes of every task
 
     def note_sharing(self) -> None:
         """Take in whether the environment says that other runs use the same card or cores now."""
         if os.environ.get(SHARED, "") not in ("", "0"):
             self.shared = True
+
+    def note_source(self) -> None:
+        """Take in which code is running now."""
+        source = source_fingerprint(Path(morecl.__file__).parent)
+        if source not in self.sources:
+            self.sources.append(source)
 
     def write(self, path: Path) -> None:
         value = dataclasses.asdict(self)
@@ -59,3 +68,15 @@ class Measurements:
             return Measurements(**value)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error}") from error
+
+
+def source_fingerprint(package: Path) -> str:
+    """The start of a sha256 of all Python files below ``package``: tells records of changed code apart."""
+    digest = hashlib.sha256()
+    files = sorted(package.rglob("*.py"))
+    if not files:
+        return "unknown"  # not installed as files
+    for path in files:
+        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import timm
@@ -42,7 +39,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
             image_size=learner.backbone.input.size,
         ),
         data=_data(stream),
-        versions=_versions(),
+        versions=_versions(measured),
         device=_device_name(learner.device),
         ranks=measured.ranks,
         metrics=_metrics(steps),
@@ -94,26 +91,16 @@ def _data(stream: TaskStream) -> DataInfo:
     )
 
 
-def _versions() -> dict[str, str]:
+def _versions(measured: Measurements) -> dict[str, str]:
     return {
         "morecl": morecl.__version__,
-        "source": source_fingerprint(Path(morecl.__file__).parent),
+        "source": " ".join(measured.sources),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "timm": timm.__version__,
         "numpy": np.__version__,
     }
-
-
-@functools.cache
-def source_fingerprint(package: Path) -> str:
-    """The start of a sha256 of all Python files below ``package``: tells records of changed code apart."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:12]
 
 
 def _device_name(device: torch.device) -> str:

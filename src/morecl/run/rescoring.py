@@ -55,6 +55,7 @@ def rescore(
         run = request.resolve()
         measured, learner = Measurements(shared=Measurements.read(saved[-1] / PROGRESS).shared), None
         measured.note_sharing()
+        measured.note_source()
         out = rescored_folder(folder, _variant(name, settings or {}))
         for number, path in enumerate(saved):
             trained = checkpoint.load(path)

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,3 +263,24 @@ def test_on_a_gpu_training_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch
     ))  # fmt: skip
     learner.learn_task(data, [0, 1] * 16)
     assert compiled and all(name.endswith("ahead") for name in compiled)
+
+
+def test_several_threads_may_wait_and_a_failure_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    futures: list[Future[None]] = [Future() for _ in range(20)]
+    monkeypatch.setattr(ahead, "_running", list(futures))
+    for future in futures[1:]:
+        future.set_result(None)
+    futures[0].set_exception(RuntimeError("no ptxas"))
+    told: list[object] = []
+    monkeypatch.setattr(ahead.warnings, "warn", lambda text, **_: told.append(text))
+    with ThreadPoolExecutor(4) as pool:
+        assert [waiting.result() for waiting in [pool.submit(ahead.wait) for _ in range(4)]] == [None] * 4
+    assert not ahead._running and len(told) == 1 and "no ptxas" in str(told[0])
+
+
+def test_where_kernels_are_interpreted_none_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from morecl.nn.kernels import compiling
+
+    monkeypatch.setattr(compiling.triton, "JITFunction", type("Other", (), {}))
+    with pytest.raises(RuntimeError, match="interprets the kernels"):
+        compiling.compile_all(lambda: pytest.fail("launched"))

@@ -617,3 +617,9 @@ def test_on_a_gpu_fast_training_in_bfloat16_is_as_exact_as_plain_training(how: s
     for exact, plain, fast_ in zip(*results, strict=True):
         plain_error, fast_error = ((value - exact).norm() / exact.norm() for value in (plain, fast_))
         assert fast_error < 2 * plain_error
+
+
+def test_slopes_are_bytes_with_bfloat16_alone() -> None:
+    new_slopes = pytest.importorskip("morecl.nn.kernels.gelu").new_slopes
+    kinds = {kind: new_slopes(torch.empty(2, 3, dtype=kind)).dtype for kind in (torch.bfloat16, torch.float16)}
+    assert kinds == {torch.bfloat16: torch.uint8, torch.float16: torch.float16}

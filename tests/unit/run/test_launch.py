@@ -15,7 +15,7 @@ from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError
 from morecl.files import SEAL, sealed, write_json
 from morecl.locking import LOCK, claimed
-from morecl.run import RunRequest, Watcher, resume, start
+from morecl.run import RunRequest, Watcher, measurements, resume, start
 
 
 def names(folder: Path) -> list[str]:
@@ -48,6 +48,15 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
         start(RunRequest(method="ncm", benchmark=str(recipe)), folder, watcher=Watcher(task=stop))
     assert (folder / "checkpoint-1").is_dir()
     return folder, recipe
+
+
+def test_a_record_names_the_code_and_the_size_of_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "source_fingerprint", lambda _: "before")
+    folder, _ = begun(tmp_path)
+    monkeypatch.setattr(measurements, "source_fingerprint", lambda _: "after")
+    record = resume(folder)
+    assert record.versions["source"] == "before after"
+    assert record.backbone.image_size == 32
 
 
 def test_a_run_that_shared_its_card_for_a_while_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The fingerprint of the source in a record."""
+"""What a record says about the code it was made with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from morecl.run.record import source_fingerprint
+from morecl.run.measurements import source_fingerprint
 
 
 @pytest.fixture
@@ -17,20 +17,16 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fingerprint(package: Path) -> str:
-    source_fingerprint.cache_clear()
-    return source_fingerprint(package)
-
-
 def test_it_is_that_of_the_python_files_alone(package: Path) -> None:
-    before = fingerprint(package)
+    before = source_fingerprint(package)
     (package / "notes.txt").write_text("not code")
-    assert fingerprint(package) == before and len(before) == 12
+    assert source_fingerprint(package) == before and len(before) == 12
+    assert source_fingerprint(package / "nothing") == "unknown"
 
 
 @pytest.mark.parametrize("change", ["content", "name", "moved text"])
 def test_any_change_shows(package: Path, change: str) -> None:
-    before = fingerprint(package)
+    before = source_fingerprint(package)
     if change == "content":
         (package / "two.py").write_text("y = 3\n")
     elif change == "name":
@@ -38,4 +34,4 @@ def test_any_change_shows(package: Path, change: str) -> None:
     else:  # the same bytes in the same order, cut elsewhere
         (package / "a" / "one.py").write_text("x = 1")
         (package / "two.py").write_text("\ny = 2\n")
-    assert fingerprint(package) != before
+    assert source_fingerprint(package) != before

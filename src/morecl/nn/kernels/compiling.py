@@ -58,6 +58,8 @@ def _only_compiled() -> Iterator[None]:
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.")]
     values = (value for module in modules for value in vars(module).values())
     kernels = {id(value): value for value in values if type(value) is triton.JITFunction}
+    if not kernels:
+        raise RuntimeError("Triton interprets the kernels, or has changed what it makes of them")
     for kernel in kernels.values():
         kernel.run = functools.partial(_run, kernel)  # the method of this one kernel
     _launching.set(False)
