@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import threading
+from contextlib import suppress
 
 LIBRARY = "libcuda.so.1"  # of NVIDIA's driver
 
@@ -23,8 +24,10 @@ def begin(device: object) -> None:
 
 
 def _is_for_cpus() -> bool:
-    """Whether the installed torch cannot use a card."""
-    return importlib.metadata.version("torch").endswith("+cpu")
+    """Whether the installed torch says that it cannot use a card."""
+    with suppress(importlib.metadata.PackageNotFoundError):  # built by hand
+        return importlib.metadata.version("torch").endswith("+cpu")
+    return False
 
 
 def _start(index: int) -> bool:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from morecl.methods import create
 from morecl.methods.base import Learner
 from morecl.nn import ahead, fused
+from morecl.nn.backbone import load_backbone
 from morecl.nn.network import AdaptedViT
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -266,16 +267,40 @@ def test_on_a_gpu_training_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch
 
 
 def test_several_threads_may_wait_and_a_failure_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    futures: list[Future[None]] = [Future() for _ in range(20)]
-    monkeypatch.setattr(ahead, "_running", list(futures))
-    for future in futures[1:]:
-        future.set_result(None)
-    futures[0].set_exception(RuntimeError("no ptxas"))
+    waiting_threads = threading.Barrier(4)
+
+    class Failed(Future[None]):
+        def exception(self, timeout: float | None = None) -> BaseException:
+            waiting_threads.wait(60)  # all have seen it in the list
+            return RuntimeError("no ptxas")
+
+    monkeypatch.setattr(ahead, "_running", [Failed()])
     told: list[object] = []
     monkeypatch.setattr(ahead.warnings, "warn", lambda text, **_: told.append(text))
     with ThreadPoolExecutor(4) as pool:
         assert [waiting.result() for waiting in [pool.submit(ahead.wait) for _ in range(4)]] == [None] * 4
     assert not ahead._running and len(told) == 1 and "no ptxas" in str(told[0])
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A CPU that passes for a GPU; what is asked of the kernels and of their compilation."""
+    asked: list[Any] = []
+    monkeypatch.setattr(fused, "supports_batch", lambda *_: True)
+    monkeypatch.setattr(
+        ahead, "start", lambda shape, bottleneck, frozen, heads: asked.append((shape, bottleneck, heads))
+    )
+    monkeypatch.setattr(ahead, "wait", lambda: asked.append("wait"))
+    monkeypatch.setattr(fused, "trunk", lambda tokens, *_: asked.append(tuple(tokens.shape)) or tokens[:, 0])
+    return asked
+
+
+def test_training_compiles_for_its_tokens_and_the_trunk_waits(on_a_gpu: list[Any]) -> None:
+    vit = AdaptedViT(load_backbone("vit_mini_patch4_32", image_size=8).vit, kernels=True)
+    vit.compile_ahead(3, 16)
+    tokens = torch.zeros(3, 5, 192)  # a class token and four patches
+    vit.trunk(tokens, vit.new_norms(), vit.new_adapters(16).weights())
+    assert on_a_gpu == [((3, 5, 192), 16, 3), "wait", (3, 5, 192)]
 
 
 def test_where_kernels_are_interpreted_none_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
