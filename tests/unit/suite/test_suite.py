@@ -237,6 +237,7 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
         ("frontier", 10, 5, 153),
+        ("tinyimagenet88", 12, 1, 39),
         ("shipped", 20, 4, 671),
     ],
 )
@@ -250,7 +251,7 @@ def test_packaged_suites_have_the_size_that_their_heads_say(
 
 
 def test_all_packaged_suites_are_covered_and_smoke_has_every_method() -> None:
-    assert len(suite_names()) == 15
+    assert len(suite_names()) == 16
     assert set(load_suite("smoke").runs[0].methods) == set(paper.METHODS) >= set(METHODS)
 
 
