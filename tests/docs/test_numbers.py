@@ -59,7 +59,7 @@ def test_the_summary_of_all_methods_has_the_means_of_the_records(records: dict[s
 
 
 BENCHMARKS = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t")
-ORDERS = {"frontier": tuple("012"), "shipped": tuple("012")}  # the class orders that every method has
+ORDERS = {"frontier": tuple("012"), "shipped": tuple("01234")}  # the class orders that every method has
 
 
 def table(text: str, head: str) -> list[list[str]]:
