@@ -38,7 +38,15 @@ from morecl.report.tables import with_fwt
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end of table -->", re.DOTALL)
-SHOWN = ("cifar10-5t", "cifar100-10t", "cifar100-20t", "svhn-5t", "tinyimagenet-5t", "tinyimagenet-10t", "tinyimagenet88-8t")
+SHOWN = (
+    "cifar10-5t",
+    "cifar100-10t",
+    "cifar100-20t",
+    "svhn-5t",
+    "tinyimagenet-5t",
+    "tinyimagenet-10t",
+    "tinyimagenet88-8t",
+)
 FEWER = "†"  # marks a mean over fewer class orders than others have
 TITLES = {name: method.title for name, method in METHODS.items() if name != "single"} | {
     "joint": "joint training",

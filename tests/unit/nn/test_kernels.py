@@ -315,9 +315,12 @@ for one, other in zip(ours, (want, want_slopes, want_du), strict=True):
 
 # nothing is written behind the last token
 borders = [torch.full((count + 200, neurons), 7.0) for _ in range(3)]
-grid, sizes = mlp._grid(count, neurons), (count, dim, neurons, mlp.ROWS, mlp._columns(neurons), mlp.CHUNK)
-mlp._mlp_forward[grid](x, w1, b, *borders[:2], *sizes, True)
-mlp._mlp_backward[grid](d, w2, slopes, borders[2], *sizes)
+columns = mlp._columns(neurons)
+grid, sizes = mlp._grid(count, neurons), (count, dim, neurons, mlp.ROWS, columns, mlp.CHUNK)
+read, weights = mlp._tiles(x, mlp.ROWS, mlp.CHUNK), mlp._tiles(w1, columns, mlp.CHUNK)
+mlp._mlp_forward[grid](read, weights, b, *borders[:2], *sizes, True)
+read, weights = mlp._tiles(d, mlp.ROWS, mlp.CHUNK), mlp._tiles(w2, mlp.CHUNK, columns)
+mlp._mlp_backward[grid](read, weights, slopes, mlp._tiles(borders[2][:count], mlp.ROWS, columns), *sizes)
 for border, one in zip(borders, ours, strict=True):
     assert border[:count].equal(one) and (border[count:] == 7).all()
 """
@@ -356,7 +359,7 @@ slopes = mlp.forward(torch.zeros(1, 64), w1[:64], ends, with_slopes=True)[1]
 found = mlp.backward(torch.ones(1, 64), torch.full((64, 64), 1 / 64), slopes)
 ends = ends.double().requires_grad_()
 (want,) = torch.autograd.grad(F.gelu(ends).sum(), ends)
-assert (found[0] - want).abs().max() < 0.0026
+assert (found[0] - want).abs().max() < 0.0028
 """)
 
 
@@ -446,9 +449,9 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         (attention._attend_backward, head | {"REST": 16}, attention.BACKWARD),
         (class_token._attend_once, head, {}),
         (class_token._attend_once_backward, head, {}),
-        (mlp._mlp_forward, inner | {"SLOPES": True}, mlp.forward_launch(dim)),
-        (mlp._mlp_forward, inner | {"SLOPES": False}, mlp.forward_launch(dim)),
-        (mlp._mlp_backward, inner, mlp.BACKWARD),
+        (mlp._mlp_forward, inner | {"SLOPES": True}, mlp.LAUNCH),
+        (mlp._mlp_forward, inner | {"SLOPES": False}, mlp.LAUNCH),
+        (mlp._mlp_backward, inner, mlp.LAUNCH),
         (norm._norm, rows, {"num_warps": norm.warps(dim)}),
         (norm._norm_backward, rows | {"PART": norm._part(10**5, dim), "PASSED": True}, norm._launch(dim)),
     ]
@@ -467,9 +470,19 @@ def test_the_kernels_compile_for_small_and_large_cards_and_fit_into_their_memory
         ]
     kinds = dict.fromkeys(("sums", "moments", "logs", "delta", "norm_weight", "norm_bias"), "*fp32")
     kinds |= {"count": "i32", "eps": "fp32", "slopes": "*u8"}
+    tile = f"tensordesc<bf16[{mlp.ROWS},{mlp.CHUNK}]>"
+    tiles_of = {
+        mlp._mlp_forward: {"x": tile, "weight": f"tensordesc<bf16[{mlp.COLUMNS},{mlp.CHUNK}]>"},
+        mlp._mlp_backward: {
+            "g": tile,
+            "weight": f"tensordesc<bf16[{mlp.CHUNK},{mlp.COLUMNS}]>",
+            "out": f"tensordesc<bf16[{mlp.ROWS},{mlp.COLUMNS}]>",
+        },
+    }
     for kernel, constants, options in kernels:
         names = kernel.arg_names
-        signature = {name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names}
+        own = kinds | tiles_of.get(kernel, {})
+        signature = {name: "constexpr" if name in constants else own.get(name, "*bf16") for name in names}
         values = {(names.index(name),): value for name, value in constants.items()}
         aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name][0] == "*"}
         source = ASTSource(kernel, signature, values, aligned)

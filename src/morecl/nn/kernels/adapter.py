@@ -112,7 +112,7 @@ def _gradients_launch(dim: int, k: int) -> dict[str, int]:
 
 def _part(dim: int) -> int:
     """With a program per chunk and part, wide tokens need fewer parts to fill a GPU; each is written and read again."""
-    return PART * max(1, dim // 384)
+    return PART if dim <= NARROW else 2 * PART
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -6,8 +6,7 @@ computed again from S and the logarithm of its sum; delta is computed with dO (a
 
 The kernels of libraries are made for long sequences; for the 197 tokens of an image their backward pass takes three
 kernels and writes dQ, dK and dV to three tensors, which then have to be joined. Here it is one kernel that writes where
-the next product reads. Tokens are processed in tiles of 64, the remaining few in a smaller tile; backward, the queries
-of a tile and its keys and values by different programs.
+the next product reads. Tokens are processed in tiles of 64, the remaining few in a smaller tile.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TILE = 64  # tokens per program
 WIDTHS = (16, 32, 64)  # supported widths of a head
 SUMS = 64  # heads of tokens per program of head_sums
 FORWARD = {"num_stages": 2}
-BACKWARD = {"num_stages": 1, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
+BACKWARD = {"num_stages": 2, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
 LOG2_E = tl.constexpr(1 / math.log(2))
 
 
@@ -46,7 +45,7 @@ def backward(g: Tensor, delta: Tensor, qkv: Tensor, logs: Tensor, images: int) -
     heads = logs.shape[1]
     length = count // images
     gradient = torch.empty_like(qkv)
-    _attend_backward[(2 * triton.cdiv(length, TILE) * images * heads,)](
+    _attend_backward[(triton.cdiv(length, TILE) * images * heads,)](
         g, delta, qkv, logs, gradient, heads, dim // heads, length, TILE, _rest(length), **BACKWARD
     )
     return gradient
@@ -78,11 +77,11 @@ def _attend_sums(o, g, delta, count, WIDTH: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def _place(program, HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
+def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
     """The tile of a program, the first token of its image, and its head."""
     tiles: tl.constexpr = (LENGTH + TILE - 1) // TILE
-    pair = program // tiles
-    return program % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
+    pair = tl.program_id(0) // tiles
+    return tl.program_id(0) % tiles, (pair // HEADS).to(tl.int64) * LENGTH, pair % HEADS
 
 
 @triton.jit
@@ -153,7 +152,7 @@ def _attend(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
-    tile, token, head = _place(tl.program_id(0), HEADS, LENGTH, TILE)
+    tile, token, head = _place(HEADS, LENGTH, TILE)
     dim: tl.constexpr = HEADS * WIDTH
     qkv += token * 3 * dim + head * WIDTH
     o += token * dim + head * WIDTH
@@ -222,7 +221,7 @@ def _from_keys(
 
 
 @triton.jit
-def _gradients_of_keys(
+def _gradients_of(
     first,
     g,
     delta,
@@ -236,12 +235,13 @@ def _gradients_of_keys(
     REST: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """The gradient of SIZE keys and values of one head of one image."""
+    """The gradient of SIZE queries, keys and values of one head of one image."""
     dim: tl.constexpr = HEADS * WIDTH
     stride: tl.constexpr = 3 * dim
     whole: tl.constexpr = LENGTH // TILE * TILE
     unit = 1 / tl.sqrt(1.0 * WIDTH)
     scale = LOG2_E * unit
+
     k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH)
     v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH)
     dk = tl.zeros((SIZE, WIDTH), tl.float32)
@@ -253,28 +253,6 @@ def _gradients_of_keys(
     _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH)
     _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH)
 
-
-@triton.jit
-def _gradients_of_queries(
-    first,
-    g,
-    delta,
-    qkv,
-    logs,
-    gradient,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
-    TILE: tl.constexpr,
-    REST: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """The gradient of SIZE queries of one head of one image."""
-    dim: tl.constexpr = HEADS * WIDTH
-    stride: tl.constexpr = 3 * dim
-    whole: tl.constexpr = LENGTH // TILE * TILE
-    unit = 1 / tl.sqrt(1.0 * WIDTH)
-    scale = LOG2_E * unit
     q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
     do = _rows(g, first, dim, LENGTH, SIZE, WIDTH)
     row = first + tl.arange(0, SIZE)
@@ -301,8 +279,7 @@ def _attend_backward(
     TILE: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Programs for keys and values take turns with those for queries, which have less to do."""
-    tile, token, head = _place(tl.program_id(0) // 2, HEADS, LENGTH, TILE)
+    tile, token, head = _place(HEADS, LENGTH, TILE)
     dim: tl.constexpr = HEADS * WIDTH
     qkv += token * 3 * dim + head * WIDTH
     gradient += token * 3 * dim + head * WIDTH
@@ -310,13 +287,7 @@ def _attend_backward(
     delta += token * HEADS + head
     logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
-    if tl.program_id(0) % 2 == 0:
-        if tile < whole:
-            _gradients_of_keys(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
-        elif REST:
-            _gradients_of_keys(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
-    else:
-        if tile < whole:
-            _gradients_of_queries(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
-        elif REST:
-            _gradients_of_queries(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+    if tile < whole:
+        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+    elif REST:
+        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)

@@ -43,18 +43,20 @@ def gelu(u, beyond):
 
 
 @triton.jit
-def slope(u, beyond):
-    """``gelu'(u) = Phi(u) + u Phi'(u)``; ``beyond`` is the :func:`tail` at abs(u)."""
-    rise = tl.abs(u) * tl.exp2(u * u * CURVE + PEAK) - beyond
-    return tl.where(u > 0, 1 + rise, -rise)
+def slope_as(u, beyond, kind: tl.constexpr):
+    """``gelu'(u) = Phi(u) + u Phi'(u)``, as it is stored; ``beyond`` is the :func:`tail` at abs(u).
 
-
-@triton.jit
-def slope_as(value, kind: tl.constexpr):
-    """A slope as it is stored."""
+    For a byte, ``z Phi'(z) / Phi(-z) - 1`` as a polynomial is enough (an error of 0.0003), without a second power of 2.
+    """
+    z = tl.abs(u)
     if kind == tl.uint8:
-        return (value * STEPS + (WHOLE + ZERO)).to(tl.int32, bitcast=True).to(tl.uint8)
-    return value.to(kind)
+        ratio = ((0.05426766 * z + 0.68621608) * z + 0.78434438) * z - 0.9994787
+        half = beyond * ratio + 0.5  # not below 0: the sign of u can be put into it
+        bits = half.to(tl.int32, bitcast=True) | (u.to(tl.int32, bitcast=True) & -2147483648)
+        whole = bits.to(tl.float32, bitcast=True) * STEPS + (WHOLE + ZERO + STEPS * 0.5)
+        return whole.to(tl.int32, bitcast=True).to(tl.uint8)
+    rise = z * tl.exp2(u * u * CURVE + PEAK) - beyond
+    return tl.where(u > 0, 1 + rise, -rise).to(kind)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ For N tokens of D dimensions, H neurons in the MLP and ``u = x W1' + b``:
 - backward, from the gradient d of ``a W2'``: ``(d W2) slope``.
 
 Programs of one tile of tokens follow one another, so tokens are read from memory once, and weights stay in the cache.
+Tiles are read through descriptors: on a Hopper GPU by its copy engine, which leaves registers and instructions to GELU.
 """
 
 from __future__ import annotations
@@ -14,19 +15,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from morecl.nn.kernels.adapter import NARROW
-from morecl.nn.kernels.gelu import gelu, new_slopes, slope, slope_as, slope_from, tail
+from morecl.nn.kernels.gelu import gelu, new_slopes, slope_as, slope_from, tail
 
-# the fastest of eight launches each on an H200, with 192, 384 and 768 dimensions (benchmarks/h200-mlp-sweep.json)
+# the fastest of some twenty launches each on an H200 (benchmarks/h200-descriptors-sweep.json)
 ROWS = 128  # tokens per program
 COLUMNS = 128  # neurons per program
 CHUNK = 64  # dimensions per step
-BACKWARD = {"num_warps": 8, "num_stages": 3}
-
-
-def forward_launch(dim: int) -> dict[str, int]:
-    return {"num_warps": 8, "num_stages": 2 if dim <= NARROW else 3}
+LAUNCH = {"num_warps": 8, "num_stages": 3}
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, *, with_slopes: bool) -> tuple[Tensor, Tensor]:
@@ -37,8 +34,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, *, with_slopes: bool) -> tu
     a = x.new_empty(count, neurons)
     slopes = new_slopes(a if with_slopes else a[:0])
     _mlp_forward[_grid(count, neurons)](
-        x, weight, bias, a, slopes, count, dim, neurons, ROWS, columns, CHUNK, with_slopes, **forward_launch(dim)
-    )
+        _tiles(x, ROWS, CHUNK), _tiles(weight, columns, CHUNK), bias, a, slopes,
+        count, dim, neurons, ROWS, columns, CHUNK, with_slopes, **LAUNCH,
+    )  # fmt: skip
     return a, slopes
 
 
@@ -46,11 +44,18 @@ def backward(d: Tensor, weight: Tensor, slopes: Tensor) -> Tensor:
     """d (N, D), W2 (D, H), slopes (N, H) -> the gradient of u (N, H)."""
     count, dim = d.shape
     neurons = slopes.shape[1]
+    columns = _columns(neurons)
     out = d.new_empty(count, neurons)
     _mlp_backward[_grid(count, neurons)](
-        d, weight, slopes, out, count, dim, neurons, ROWS, _columns(neurons), CHUNK, **BACKWARD
-    )
+        _tiles(d, ROWS, CHUNK), _tiles(weight, CHUNK, columns), slopes, _tiles(out, ROWS, columns),
+        count, dim, neurons, ROWS, columns, CHUNK, **LAUNCH,
+    )  # fmt: skip
     return out
+
+
+def _tiles(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """The matrix, to be read and written in tiles; what lies outside is read as 0 and not written."""
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
 def _grid(count: int, neurons: int) -> tuple[int]:
@@ -63,11 +68,10 @@ def _columns(neurons: int) -> int:
 
 
 @triton.jit
-def _tile(H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first token of a program, and its neurons."""
+def _place(H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first token of a program, and its first neuron."""
     across: tl.constexpr = H // COLUMNS
-    first = tl.program_id(0) // across * ROWS
-    return first, tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.program_id(0) // across * ROWS, tl.program_id(0) % across * COLUMNS
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -86,25 +90,19 @@ def _mlp_forward(
     SLOPES: tl.constexpr,
 ):
     """A tile of a and, if wanted, of the slopes."""
-    first, column = _tile(H, ROWS, COLUMNS)
-    row = tl.arange(0, ROWS)[:, None]
-    inside = first + row < count
-    chunk = tl.arange(0, CHUNK)
-    x += first.to(tl.int64) * D
-    a += first.to(tl.int64) * H
-    slopes += first.to(tl.int64) * H
-    place = row * H + column[None, :]
-    at = tl.zeros((ROWS, COLUMNS), tl.float32)
+    first, begin = _place(H, ROWS, COLUMNS)
+    column = begin + tl.arange(0, COLUMNS)
+    # the bias at once: the product waits for its first chunk anyway
+    at = tl.zeros((ROWS, COLUMNS), tl.float32) + tl.load(bias + column)[None, :].to(tl.float32)
     for start in range(0, D, CHUNK):
-        d = start + chunk
-        left = tl.load(x + row * D + d[None, :], mask=inside, other=0.0)
-        at = tl.dot(left, tl.load(weight + column[None, :] * D + d[:, None]), at)
-    at += tl.load(bias + column)[None, :].to(tl.float32)
+        at = tl.dot(x.load([first, start]), weight.load([begin, start]).T, at)
     beyond = tail(tl.abs(at))
     active = gelu(at, beyond).to(a.dtype.element_ty)
+    row = first + tl.arange(0, ROWS)[:, None]
+    place = row.to(tl.int64) * H + column[None, :]
     if SLOPES:
-        tl.store(slopes + place, slope_as(slope(at, beyond), slopes.dtype.element_ty), mask=inside)
-    tl.store(a + place, active, mask=inside)
+        tl.store(slopes + place, slope_as(at, beyond, slopes.dtype.element_ty), mask=row < count)
+    tl.store(a + place, active, mask=row < count)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -121,19 +119,12 @@ def _mlp_backward(
     CHUNK: tl.constexpr,
 ):
     """A tile of the gradient of u, from the gradient g of the second product."""
-    first, column = _tile(H, ROWS, COLUMNS)
-    row = tl.arange(0, ROWS)[:, None]
-    inside = first + row < count
-    chunk = tl.arange(0, CHUNK)
-    g += first.to(tl.int64) * D
-    slopes += first.to(tl.int64) * H
-    out += first.to(tl.int64) * H
-    place = row * H + column[None, :]
-    stored = tl.load(slopes + place, mask=inside, other=0)  # early: the product does not wait for it
+    first, begin = _place(H, ROWS, COLUMNS)
+    row = first + tl.arange(0, ROWS)[:, None]
+    place = row.to(tl.int64) * H + begin + tl.arange(0, COLUMNS)[None, :]
+    stored = tl.load(slopes + place, mask=row < count, other=0)  # early: the product does not wait for it
     value = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, D, CHUNK):
-        d = start + chunk
-        left = tl.load(g + row * D + d[None, :], mask=inside, other=0.0)
-        value = tl.dot(left, tl.load(weight + d[:, None] * H + column[None, :]), value)
+        value = tl.dot(g.load([first, start]), weight.load([start, begin]), value)
     value *= slope_from(stored)
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    out.store([first, begin], value.to(out.dtype))
