@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from morecl import cli, cuda_start
+from morecl.run import RUN, RunRequest
 
 
 @pytest.fixture
@@ -62,16 +63,19 @@ def test_a_torch_for_cpus_starts_nothing(calls: list[tuple[str, int]], monkeypat
     assert not calls
 
 
+@pytest.mark.parametrize("command", ["run", "resume"])
 @pytest.mark.parametrize(("ranks", "begun"), [(None, ["cpu"]), ("2", [])])
 def test_the_command_begins_unless_ranks_share_the_cards(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: str | None, begun: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, ranks: str | None, begun: list[str]
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(cuda_start, "begin", asked.append)
     monkeypatch.setattr("morecl.ranks.count", lambda: int(ranks or 1))
-    monkeypatch.setattr("morecl.run.launch.start", lambda *args, **kwargs: sys.exit(7))
-    arguments = ["morecl", "run", "digits-5t", "--device", "cpu", "--out", str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(f"morecl.run.launch.{'start' if command == 'run' else command}", lambda *_, **__: sys.exit(7))
+    request = RunRequest(benchmark="digits-5t", method="more", settings={"device": "cpu"})
+    (tmp_path / RUN).write_text(request.model_dump_json(), encoding="utf-8")
+    rest = ["digits-5t", "--device", "cpu", "--out", str(tmp_path / "run")] if command == "run" else [str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["morecl", command, *rest])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 7 and asked == begun

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -56,8 +56,7 @@ def run(
     from morecl.run import RunRequest, default_folder
 
     recipe = load_recipe(benchmark)  # reject a typo before torch is imported
-    if ranks.count() == 1:  # else each has its own card
-        cuda_start.begin(settings.get("device", "auto"))
+    _start_cuda(settings)
     from morecl.run.launch import start
 
     request = RunRequest(
@@ -84,6 +83,7 @@ def resume(folder: Annotated[Path, typer.Argument(help="Folder of an interrupted
     from morecl import run as runs
 
     request = runs.read_request(folder)
+    _start_cuda(request.settings)
     title = f"{request.benchmark} {request.method}"
     _display(title, folder, lambda watcher: runs.resume(folder, watcher))
 
@@ -111,6 +111,12 @@ def rescore(
         exit_interrupted("nothing was written")
     print_summary([record], console)
     console.print(f"record: {escape(str(out / 'result.json'))}", soft_wrap=True)
+
+
+def _start_cuda(settings: Mapping[str, Any]) -> None:
+    """While torch is imported."""
+    if ranks.count() == 1:  # else each has its own card
+        cuda_start.begin(settings.get("device", "auto"))
 
 
 def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
