@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import importlib
 import importlib.util
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -118,6 +119,19 @@ def test_launches_find_what_was_compiled_ahead(
     launched = len(driver.launched)
     compile_all(dim)  # nothing to do, and nothing is launched, least of all with pointers to the CPU
     assert len(driver.built) == 2 * built and len(driver.launched) == launched
+
+
+@pytest.mark.parametrize("dim", [NARROW, WIDE])
+def test_every_launch_asks_for_fused_multiplication_and_addition(
+    driver: FakeDriver, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is Triton's default until 3.9, with a warning there, and not later."""
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
+    compile_all(dim)
+    asked = {path.stem: json.loads(path.read_text())["enable_fp_fusion"] for path in tmp_path.rglob("_[a-z]*.json")}
+    assert asked.keys() >= KERNELS and all(asked.values())
 
 
 def test_a_kernel_compiled_ahead_is_that_of_a_launch(driver: FakeDriver, tmp_path: Path) -> None:

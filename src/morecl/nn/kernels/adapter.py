@@ -22,12 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
+from morecl.nn.kernels.compiling import FUSED
 
 TILE = 64  # tokens per program
 CHUNK = 64  # dimensions per step
 PART = 9 * TILE  # tokens over which one program sums the gradients of the weights; more if tokens are wide
 WIDTHS = (64, 128)  # supported sizes of the bottleneck
-LAUNCH = {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
+LAUNCH = FUSED | {"num_warps": 4, "num_stages": 2, "maxnreg": 168}
 NARROW = 192  # dimensions up to which tokens are narrow: a tile of them and the neighbours' products fit into registers
 
 
@@ -106,8 +107,8 @@ def parts(count: int, dim: int, k: int) -> tuple[int, int]:
 def _gradients_launch(dim: int, k: int) -> dict[str, int]:
     """Measured for wide tokens with eight warps if K is 128, for narrow ones always with four."""
     if dim > NARROW and k > 64:
-        return {"num_warps": 8, "num_stages": 2}
-    return {"num_warps": 4, "num_stages": 3}
+        return FUSED | {"num_warps": 8, "num_stages": 2}
+    return FUSED | {"num_warps": 4, "num_stages": 3}
 
 
 def _part(dim: int) -> int:

@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from morecl.nn.kernels.compiling import FUSED
+
 TILE = 64  # tokens per program
 WIDTHS = (16, 32, 64)  # supported widths of a head
 SUMS = 64  # heads of tokens per program of head_sums
-FORWARD = {"num_stages": 2}
-BACKWARD = {"num_stages": 2, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
+FORWARD = FUSED | {"num_stages": 2}
+BACKWARD = FUSED | {"num_stages": 2, "maxnreg": 168}  # so that a multiprocessor of an H200 runs three tiles at once
 LOG2_E = tl.constexpr(1 / math.log(2))
 
 
@@ -55,7 +57,7 @@ def head_sums(o: Tensor, g: Tensor, heads: int) -> Tensor:
     """O (N, D) and its gradient (N, D) -> delta (N, heads)."""
     count, dim = o.shape
     delta = o.new_empty(count, heads, dtype=torch.float32)
-    _attend_sums[(triton.cdiv(count * heads, SUMS),)](o, g, delta, count * heads, dim // heads, SUMS)
+    _attend_sums[(triton.cdiv(count * heads, SUMS),)](o, g, delta, count * heads, dim // heads, SUMS, **FUSED)
     return delta
 
 

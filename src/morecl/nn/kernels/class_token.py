@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from morecl.nn.kernels.attention import LOG2_E
+from morecl.nn.kernels.compiling import FUSED
 
 TILE = 64  # tokens per step
 
@@ -20,7 +21,7 @@ def forward(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     images, dim = q.shape
     out = torch.empty_like(q)
     logs = q.new_empty(images, heads, dtype=torch.float32)
-    _attend_once[(images * heads,)](q, kv, out, logs, kv.shape[0] // images, heads, dim // heads, TILE)
+    _attend_once[(images * heads,)](q, kv, out, logs, kv.shape[0] // images, heads, dim // heads, TILE, **FUSED)
     return out, logs
 
 
@@ -31,7 +32,7 @@ def backward(g: Tensor, delta: Tensor, q: Tensor, kv: Tensor, logs: Tensor) -> t
     dq = torch.empty_like(q)
     dkv = torch.empty_like(kv)
     _attend_once_backward[(images * heads,)](
-        g, delta, q, kv, logs, dq, dkv, kv.shape[0] // images, heads, dim // heads, TILE
+        g, delta, q, kv, logs, dq, dkv, kv.shape[0] // images, heads, dim // heads, TILE, **FUSED
     )
     return dq, dkv
 

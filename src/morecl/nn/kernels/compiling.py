@@ -21,6 +21,9 @@ from typing import Any
 
 import triton
 
+# for every launch: a product and a sum in one instruction, which Triton 3.10 will no longer do unless it is asked to
+FUSED = {"enable_fp_fusion": True}
+
 _launching: ContextVar[bool] = ContextVar("launching", default=True)
 
 

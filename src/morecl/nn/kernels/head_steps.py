@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from morecl.nn.kernels.compiling import FUSED
+
 SMALLEST = 16  # rows and columns of a product
 SHARED_BYTES = 96 * 1024  # of a program; all cards since 2020 have 99 KiB
 REGISTER_BYTES = 160 * 1024  # for weights and features, of 256 KiB; velocities may then be spilled
@@ -72,6 +74,7 @@ def epoch(
         padded(size),
         momentum != 0,
         num_warps=warps(dim, outputs, size),
+        **FUSED,
     )
     return losses
 

@@ -17,13 +17,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from morecl.nn.kernels.compiling import FUSED
 from morecl.nn.kernels.gelu import gelu, new_slopes, slope_as, slope_from, tail
 
 # the fastest of some twenty launches each on an H200 (benchmarks/h200-descriptors-sweep.json)
 ROWS = 128  # tokens per program
 COLUMNS = 128  # neurons per program
 CHUNK = 64  # dimensions per step
-LAUNCH = {"num_warps": 8, "num_stages": 3}
+LAUNCH = FUSED | {"num_warps": 8, "num_stages": 3}
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, *, with_slopes: bool) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from morecl.nn.kernels.compiling import FUSED
+
 ROWS = 2  # tokens per step
 NARROW = 256  # dimensions up to which one warp takes a token
 
@@ -22,7 +24,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
     n = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _norm[(triton.cdiv(count, ROWS),)](
-        x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=warps(dim)
+        x, weight, bias, n, moments, count, eps, dim, triton.next_power_of_2(dim), ROWS, num_warps=warps(dim), **FUSED
     )
     return n, moments
 
@@ -50,7 +52,7 @@ def warps(dim: int) -> int:
 
 def _launch(dim: int) -> dict[str, int]:
     """Of the backward pass."""
-    return {"num_warps": 1 if dim <= NARROW else warps(dim)}
+    return FUSED | {"num_warps": 1 if dim <= NARROW else warps(dim)}
 
 
 def _part(count: int, dim: int) -> int:

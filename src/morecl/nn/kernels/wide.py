@@ -20,6 +20,7 @@ from torch import Tensor
 
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.kernels.adapter import CHUNK, TILE
+from morecl.nn.kernels.compiling import FUSED
 
 STAGES = 3  # chunks being loaded at once; a program then needs at most 99 KiB
 
@@ -35,7 +36,7 @@ def forward(
     normed = torch.empty_like(x)
     moments = x.new_empty(2, count, dtype=torch.float32)
     _adapt_wide[(triton.cdiv(count, TILE),)](
-        y, x, bias, *adapter, *norm, r, total, normed, moments, count, eps, dim, k, TILE, CHUNK, STAGES
+        y, x, bias, *adapter, *norm, r, total, normed, moments, count, eps, dim, k, TILE, CHUNK, STAGES, **FUSED
     )
     return r, total, normed, moments
 
@@ -47,7 +48,7 @@ def backward(d: Tensor, r: Tensor, adapter: AdapterWeights) -> tuple[Tensor, Ten
     p = torch.empty_like(r)
     out = torch.empty_like(d)
     _adapt_wide_backward[(triton.cdiv(count, TILE),)](
-        d, r, adapter.w1, adapter.w2, p, out, count, dim, k, TILE, CHUNK, STAGES
+        d, r, adapter.w1, adapter.w2, p, out, count, dim, k, TILE, CHUNK, STAGES, **FUSED
     )
     return p, out
 
