@@ -87,27 +87,64 @@ def _place(HEADS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _rows(pointer, first, stride, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """(SIZE, WIDTH) from row ``first`` on; zero after the last row."""
+def _rows(pointer, first, stride, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, IS_REST: tl.constexpr):
+    """(SIZE, WIDTH) from row ``first`` on; in the smaller tile, zero after the last row."""
     row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
-    return tl.load(pointer + row * stride + column, mask=row < LENGTH, other=0.0)
+    if IS_REST:
+        return tl.load(pointer + row * stride + column, mask=row < LENGTH, other=0.0)
+    return tl.load(pointer + row * stride + column)
 
 
 @triton.jit
-def _store_rows(pointer, first, stride, value, LENGTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
-    tl.store(pointer + row * stride + column, value.to(pointer.dtype.element_ty), mask=row < LENGTH)
+def _of_rows(pointer, first, HEADS: tl.constexpr, LENGTH: tl.constexpr, SIZE: tl.constexpr, IS_REST: tl.constexpr):
+    """(SIZE,), a number of each row."""
+    row = first + tl.arange(0, SIZE)
+    if IS_REST:
+        return tl.load(pointer + row * HEADS, mask=row < LENGTH, other=0.0)
+    return tl.load(pointer + row * HEADS)
 
 
 @triton.jit
-def _attend_to(q, keys, values, first, total, top, out, stride, LENGTH, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+def _store_rows(
+    pointer,
+    first,
+    stride,
+    value,
+    LENGTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_REST: tl.constexpr,
+):
+    row, column = first + tl.arange(0, SIZE)[:, None], tl.arange(0, WIDTH)[None, :]
+    if IS_REST:
+        tl.store(pointer + row * stride + column, value.to(pointer.dtype.element_ty), mask=row < LENGTH)
+    else:
+        tl.store(pointer + row * stride + column, value.to(pointer.dtype.element_ty))
+
+
+@triton.jit
+def _attend_to(
+    q,
+    keys,
+    first,
+    total,
+    top,
+    out,
+    DIM: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_REST: tl.constexpr,
+):
     """Continue softmax and sum with the keys and values from ``first`` on."""
-    k = _rows(keys, first, stride, LENGTH, SIZE, WIDTH)
-    v = _rows(values, first, stride, LENGTH, SIZE, WIDTH)
-    s = tl.dot(q, tl.trans(k)) * (LOG2_E / tl.sqrt(1.0 * WIDTH))
-    s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
-    higher = tl.maximum(top, tl.max(s, 1))
-    p = tl.exp2(s - higher[:, None])
+    k = _rows(keys, first, 3 * DIM, LENGTH, SIZE, WIDTH, IS_REST)
+    v = _rows(keys + DIM, first, 3 * DIM, LENGTH, SIZE, WIDTH, IS_REST)
+    scale = LOG2_E / tl.sqrt(1.0 * WIDTH)
+    s = tl.dot(q, tl.trans(k))
+    if IS_REST:
+        s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
+    higher = tl.maximum(top, tl.max(s, 1) * scale)
+    p = tl.exp2(s * scale - higher[:, None])
     shrink = tl.exp2(top - higher)
     out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
     return total * shrink + tl.sum(p, 1), higher, out
@@ -125,20 +162,20 @@ def _attend_from(
     TILE: tl.constexpr,
     REST: tl.constexpr,
     SIZE: tl.constexpr,
+    IS_REST: tl.constexpr,
 ):
     """O and logs for SIZE queries of one head of one image."""
     dim: tl.constexpr = HEADS * WIDTH
-    stride: tl.constexpr = 3 * dim
-    q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
+    q = _rows(qkv, first, 3 * dim, LENGTH, SIZE, WIDTH, IS_REST)
     total = tl.zeros((SIZE,), tl.float32)
     top = tl.full((SIZE,), float("-inf"), tl.float32)
     out = tl.zeros((SIZE, WIDTH), tl.float32)
     whole: tl.constexpr = LENGTH // TILE * TILE
     for start in range(0, whole, TILE):
-        total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, start, total, top, out, stride, LENGTH, TILE, WIDTH)
+        total, top, out = _attend_to(q, qkv + dim, start, total, top, out, dim, LENGTH, TILE, WIDTH, False)
     if REST:
-        total, top, out = _attend_to(q, qkv + dim, qkv + 2 * dim, whole, total, top, out, stride, LENGTH, REST, WIDTH)
-    _store_rows(o, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH)
+        total, top, out = _attend_to(q, qkv + dim, whole, total, top, out, dim, LENGTH, REST, WIDTH, True)
+    _store_rows(o, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH, IS_REST)
     row = first + tl.arange(0, SIZE)
     tl.store(logs + row * HEADS, top + tl.log2(total), mask=row < LENGTH)
 
@@ -161,9 +198,9 @@ def _attend(
     logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
     if tile < whole:
-        _attend_from(tile * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _attend_from(tile * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, TILE, False)
     elif REST:
-        _attend_from(whole * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _attend_from(whole * TILE, qkv, o, logs, HEADS, WIDTH, LENGTH, TILE, REST, REST, True)
 
 
 @triton.jit
@@ -182,15 +219,15 @@ def _from_queries(
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
     SIZE: tl.constexpr,
+    IS_REST: tl.constexpr,
 ):
     """Continue dK and dV with the queries from ``first`` on. After the last, they and dO are zero and add nothing."""
-    q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH)
-    do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH)
-    row = first + tl.arange(0, SIZE)
-    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=0.0)
+    q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH, IS_REST)
+    do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH, IS_REST)
+    log = _of_rows(logs, first, HEADS, LENGTH, SIZE, IS_REST)
     p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # transposed: keys x queries
     dv = tl.dot(p.to(do.dtype), do, dv)
-    ds = p * (tl.dot(v, tl.trans(do)) - tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)[None, :])
+    ds = p * (tl.dot(v, tl.trans(do)) - _of_rows(delta, first, HEADS, LENGTH, SIZE, IS_REST)[None, :])
     return tl.dot(ds.to(q.dtype), q, dk), dv
 
 
@@ -212,8 +249,8 @@ def _from_keys(
 ):
     """Continue dQ with the keys from ``first`` on; in the smaller tile, P is zero after the last key."""
     dim: tl.constexpr = HEADS * WIDTH
-    k = _rows(keys, first, 3 * dim, LENGTH, SIZE, WIDTH)
-    v = _rows(keys + dim, first, 3 * dim, LENGTH, SIZE, WIDTH)
+    k = _rows(keys, first, 3 * dim, LENGTH, SIZE, WIDTH, IS_REST)
+    v = _rows(keys + dim, first, 3 * dim, LENGTH, SIZE, WIDTH, IS_REST)
     s = tl.dot(q, tl.trans(k)) * scale - log[:, None]
     if IS_REST:
         s = tl.where(first + tl.arange(0, SIZE)[None, :] < LENGTH, s, float("-inf"))
@@ -236,6 +273,7 @@ def _gradients_of(
     TILE: tl.constexpr,
     REST: tl.constexpr,
     SIZE: tl.constexpr,
+    IS_REST: tl.constexpr,
 ):
     """The gradient of SIZE queries, keys and values of one head of one image."""
     dim: tl.constexpr = HEADS * WIDTH
@@ -244,28 +282,27 @@ def _gradients_of(
     unit = 1 / tl.sqrt(1.0 * WIDTH)
     scale = LOG2_E * unit
 
-    k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH)
-    v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH)
+    k = _rows(qkv + dim, first, stride, LENGTH, SIZE, WIDTH, IS_REST)
+    v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH, IS_REST)
     dk = tl.zeros((SIZE, WIDTH), tl.float32)
     dv = tl.zeros((SIZE, WIDTH), tl.float32)
     for start in range(0, whole, TILE):
-        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE)
+        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     if REST:
-        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, whole, scale, HEADS, WIDTH, LENGTH, REST)
-    _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH)
-    _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH)
+        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, whole, scale, HEADS, WIDTH, LENGTH, REST, True)
+    _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH, IS_REST)
+    _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH, IS_REST)
 
-    q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH)
-    do = _rows(g, first, dim, LENGTH, SIZE, WIDTH)
-    row = first + tl.arange(0, SIZE)
-    log = tl.load(logs + row * HEADS, mask=row < LENGTH, other=0.0)
-    at = tl.load(delta + row * HEADS, mask=row < LENGTH, other=0.0)
+    q = _rows(qkv, first, stride, LENGTH, SIZE, WIDTH, IS_REST)
+    do = _rows(g, first, dim, LENGTH, SIZE, WIDTH, IS_REST)
+    log = _of_rows(logs, first, HEADS, LENGTH, SIZE, IS_REST)
+    at = _of_rows(delta, first, HEADS, LENGTH, SIZE, IS_REST)
     dq = tl.zeros((SIZE, WIDTH), tl.float32)
     for start in range(0, whole, TILE):
         dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     if REST:
         dq = _from_keys(q, do, log, at, dq, qkv + dim, whole, scale, HEADS, WIDTH, LENGTH, REST, True)
-    _store_rows(gradient, first, stride, dq * unit, LENGTH, SIZE, WIDTH)
+    _store_rows(gradient, first, stride, dq * unit, LENGTH, SIZE, WIDTH, IS_REST)
 
 
 @triton.jit
@@ -290,6 +327,6 @@ def _attend_backward(
     logs += token * HEADS + head
     whole: tl.constexpr = LENGTH // TILE
     if tile < whole:
-        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE)
+        _gradients_of(tile * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, TILE, False)
     elif REST:
-        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST)
+        _gradients_of(whole * TILE, g, delta, qkv, logs, gradient, HEADS, WIDTH, LENGTH, TILE, REST, REST, True)
