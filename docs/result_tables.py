@@ -52,6 +52,7 @@ TITLES = {name: method.title for name, method in METHODS.items() if name != "sin
     "joint": "joint training",
     "more-paper": "MORE (paper)",
     "more-authors": "MORE (authors' code)",
+    "more-back-update": "MORE, with back-update",
 }
 HALF = {"more-paper": "more-half-memory-paper"}  # folders of runs with half the memory that are not NAME-half-memory
 ABLATION = {
@@ -124,8 +125,9 @@ def overview(folder: str, digits: int, metrics: Sequence[str], *, spread: bool) 
         return [mean(value(record, metric) for record in found[method][benchmark].values()) for metric in metrics]
 
     def best(benchmark: str) -> list[float]:
-        there = [numbers(method, benchmark) for method in found if benchmark in found[method]]
-        return [max(column) for column in zip(*there, strict=True)]
+        """Of the methods that have all class orders."""
+        whole = [method for method in found if len(found[method].get(benchmark, ())) == orders]
+        return [max(column) for column in zip(*(numbers(method, benchmark) for method in whole), strict=True)]
 
     def cell(method: str, benchmark: str) -> str:
         if benchmark not in found[method]:

@@ -210,7 +210,7 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     if key == "augment":
         return "augmented" if value else None
     if isinstance(value, bool):
-        return f"no {words}" if not value else (words if theirs is not None else None)
+        return f"no {words}" if not value else (f"with {words}" if theirs is not None else None)
     if key == "memory_size" and value and theirs == 2 * value:
         return HALF_MEMORY
     return f"{words} {'none' if value is None else value}"
