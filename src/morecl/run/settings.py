@@ -27,7 +27,8 @@ def recipe_settings(method: str, recipe: Recipe, given: Mapping[str, Any]) -> di
     config = method_class(method).Config
     _check(recipe, method)
     used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
-    included = used["backbone"] == SHIPPED and bool(used["pretrained"]) and bool(used["freeze_backbone"])
+    switches = config.parse({key: used[key] for key in ("pretrained", "freeze_backbone")})  # "off" is one, too
+    included = used["backbone"] == SHIPPED and switches.pretrained and switches.freeze_backbone
     of_recipe = recipe.settings_for(method, included=included and not given.get("preset"))
     if given.get("preset"):
         of_recipe |= {key: value for key, value in recipe.settings.items() if key in CHOSEN}

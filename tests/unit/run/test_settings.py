@@ -64,7 +64,14 @@ def test_only_the_included_backbone_gets_the_settings_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"pretrained": False}, {"freeze_backbone": False}, {"backbone": "vit_base_patch16_224"}]
+    "given",
+    [
+        {"pretrained": False},
+        {"pretrained": "no"},  # as the command line gives it
+        {"freeze_backbone": False},
+        {"freeze_backbone": "off"},
+        {"backbone": "vit_base_patch16_224"},
+    ],
 )
 def test_a_backbone_that_is_trained_or_of_the_recipe_is_not_the_included_one(given: dict[str, Any]) -> None:
     recipe = replace(DIGITS, included={"settings": {"epochs": 5}})
