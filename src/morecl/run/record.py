@@ -27,7 +27,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
     entries = learner.entries()
     return Record(
         method=request.method,
-        benchmark=request.benchmark,
+        benchmark=request.benchmark_name,
         seed=request.seed,
         class_order=list(stream.class_order),
         class_order_name=request.class_order,

@@ -38,6 +38,15 @@ class RunRequest(BaseModel):
     plan: dict[str, Any] = {}  # data, tasks and the recipe's settings when the run began, see `ResolvedRun.plan`
     keep_checkpoints: bool = False  # keep the checkpoint of every task, also after the last
 
+    @property
+    def benchmark_name(self) -> str:
+        """In records and tables: of a recipe file or a folder the name alone, wherever it was called from."""
+        prefix = FOLDER if self.benchmark.startswith(FOLDER) and self.benchmark != FOLDER else ""
+        if not prefix and not self.benchmark.endswith(".toml"):
+            return self.benchmark
+        path = Path.cwd() / self.directory / Path(self.benchmark.removeprefix(prefix)).expanduser()
+        return f"{prefix}{path.resolve().name}"
+
     def resolve(self) -> ResolvedRun:
         """Resolve paths and load the recipe.
 
@@ -113,7 +122,8 @@ class ResolvedRun:
         keys = ("tasks", "train_per_class", "test_per_class")
         asked = {key: getattr(self.request, key) for key in keys}
         numbers = {key: getattr(recipe, key) if value is None else value for key, value in asked.items()}
-        data = {"dataset": recipe.dataset, "folder_size": recipe.folder_size, **numbers}
+        classes = None if recipe.classes is None else list(recipe.classes)
+        data = {"dataset": recipe.dataset, "classes": classes, "folder_size": recipe.folder_size, **numbers}
         return data | {"settings": self._recipe_settings}
 
     def recipe_changed(self) -> bool:

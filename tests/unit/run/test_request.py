@@ -71,11 +71,38 @@ def test_a_preset_is_stronger_than_the_recipe_and_weaker_than_the_user(tmp_path:
 
 def test_the_plan_is_that_of_the_beginning_and_the_request_overrides_the_recipe() -> None:
     run = RunRequest(method="more", benchmark="cifar10-5t-1k", tasks=2).resolve()
-    now = {"dataset": "cifar10", "folder_size": None, "tasks": 2, "train_per_class": 1000, "test_per_class": 400}
+    now = {
+        "dataset": "cifar10",
+        "classes": None,
+        "folder_size": None,
+        "tasks": 2,
+        "train_per_class": 1000,
+        "test_per_class": 400,
+    }
     now |= {"settings": {"epochs": 20, "lr": 0.005, "bottleneck": 64, "memory_size": 200}}
     assert run.plan == run.current_plan == now
     begun = run.request.model_copy(update={"plan": now | {"tasks": 5}}).resolve()
     assert begun.plan["tasks"] == 5 and begun.current_plan["tasks"] == 2
+
+
+def test_other_classes_are_another_plan(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('dataset = "digits"\ntasks = 2\nclasses = [0, 1, 2, 3]\n')
+    request = RunRequest(method="more", benchmark=str(own))
+    begun = request.model_copy(update={"plan": request.resolve().plan})
+    assert begun.plan["classes"] == [0, 1, 2, 3] and not begun.resolve().recipe_changed()
+    own.write_text('dataset = "digits"\ntasks = 2\nclasses = [3, 5, 8, 9]\n')
+    assert begun.resolve().recipe_changed()
+
+
+def test_a_benchmark_has_one_name_wherever_it_is_called_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path / "photos")
+    names = {"../own.toml": "own.toml", str(tmp_path / "own.toml"): "own.toml", "digits-5t": "digits-5t"}
+    names |= {f"folder:{path}": "folder:photos" for path in (".", "../photos/", str(tmp_path / "photos"))}
+    for asked, name in names.items():
+        assert RunRequest(method="more", benchmark=asked).benchmark_name == name
+    assert RunRequest(method="more", benchmark="a/b.toml", directory="/elsewhere").benchmark_name == "b.toml"
 
 
 def test_a_run_keeps_the_recipes_settings_of_its_beginning(tmp_path: Path) -> None:
