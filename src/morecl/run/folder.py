@@ -62,13 +62,17 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove the files of an earlier run, and nothing else."""
+    """Remove the files of an earlier run, and nothing else.
+
+    The record first, so that no report counts it any longer, and last what says that this is a run's folder: who is
+    killed here can begin again.
+    """
     remove_leftovers(out)
+    (out / RESULT).unlink(missing_ok=True)
     for path in out.iterdir():
         if path.is_dir() and (path.name == MODEL or path.name.startswith(RESCORED) or _CHECKPOINT.fullmatch(path.name)):
             shutil.rmtree(path)
-        elif path.name in (RUN, RESULT):
-            path.unlink()
+    (out / RUN).unlink(missing_ok=True)
 
 
 def remove_leftovers(out: Path) -> None:

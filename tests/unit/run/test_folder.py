@@ -48,6 +48,25 @@ def test_only_the_files_of_a_run_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "checkpoints-of-mine", "notes.txt"]
 
 
+def test_who_is_killed_while_clearing_can_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("checkpoint-1", "checkpoint-2", "model"):
+        (tmp_path / name).mkdir()
+    for name in ("run.json", "result.json"):
+        (tmp_path / name).touch()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            clear(tmp_path)
+    assert not (tmp_path / "result.json").exists()  # no report counts it
+    refuse_taken(tmp_path, overwrite=True)
+    clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_folder_with_other_files_is_refused(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / ".lock").touch()
