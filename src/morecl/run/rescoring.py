@@ -56,7 +56,7 @@ def rescore(
         measured, learner = Measurements(shared=Measurements.read(saved[-1] / PROGRESS).shared), None
         measured.note_sharing()
         measured.note_source()
-        out = rescored_folder(folder, _variant(name, settings or {}))
+        out = rescored_folder(folder, _variant(cls, settings or {}))
         for number, path in enumerate(saved):
             trained = checkpoint.load(path)
             config = cls.adopted_config(trained, dict(settings or {}))
@@ -108,7 +108,8 @@ def _refuse_missing(folder: Path, saved: list[Path]) -> None:
         )
 
 
-def _variant(method: str, settings: Mapping[str, Any]) -> str:
-    """``more-coefficient-false``."""
-    parts = [method, *(f"{key}-{value}" for key, value in sorted(settings.items()))]
+def _variant(cls: type[Learner], settings: Mapping[str, Any]) -> str:
+    """``more-coefficient-false``, however false was written."""
+    values = cls.Config.parse(dict(settings)).model_dump(mode="json")
+    parts = [cls.name, *(f"{key}-{values[key]}" for key in sorted(settings))]
     return re.sub(r"[^\w.-]+", "_", "-".join(parts)).lower()

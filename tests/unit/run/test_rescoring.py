@@ -56,6 +56,11 @@ def test_a_rescored_record_is_that_of_a_run_of_its_own(
     assert load(out / "model").name == method
 
 
+def test_the_folder_has_one_name_however_a_setting_is_written(trained: Path) -> None:
+    folders = {rescore(trained, "more", {"coefficient": value})[0].name for value in (False, "off", "0")}
+    assert folders == {"rescored-more-coefficient-false"}
+
+
 @pytest.mark.parametrize(
     "method, settings, message",
     [
