@@ -63,17 +63,29 @@ def make_record(
             errors_to_later=100 - early,
         ),
         "accuracy_matrix": matrix,
-        "til_matrix": metrics.accuracy_matrix([[95.0] * (i + 1) for i in range(tasks)]),
+        "til_matrix": _til_matrix(min(100.0, level + 15), tasks),
         "aca_per_step": per_step,
         "auc_per_step": aucs,
         "roc": Roc(false_positive_rate=list(x), true_positive_rate=list(y)),
         "seconds": {"train": 40.0 + level, "back_update": 12.0, "test": 8.0},
         "entries": {"backbone": 5_500_000, "adapters": 600_000, "heads": 20_000, "buffer": 614_400, "total": 6_120_000},
     }
+    if sizes := changes.get("task_sizes"):
+        values["class_order"] = list(range(sum(sizes)))
     if isinstance(told := changes.get("metrics"), Metrics):  # steps that give these
         before = (told.aia * tasks - told.aca) / max(1, tasks - 1)
         values["aca_per_step"] = [before] * (tasks - 1) + [told.aca]
+        values["til_matrix"] = _til_matrix(told.til_accuracy, tasks)
+        if told.auc is None or told.iauc is None:
+            values["auc_per_step"] = []
+        else:
+            before = (told.iauc * (tasks - 1) - told.auc) / max(1, tasks - 2)
+            values["auc_per_step"] = [before] * (tasks - 2) + [told.auc]
     return Record(**(values | changes))
+
+
+def _til_matrix(share: float, tasks: int) -> list[list[float | None]]:
+    return metrics.accuracy_matrix([[share] * (i + 1) for i in range(tasks)])
 
 
 def with_aca(value: float, *args: object, **keywords: object) -> Record:

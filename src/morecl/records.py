@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from morecl.errors import InputError
 from morecl.files import compact_json, write_text
 
+SCHEMA: Literal["morecl.result/1"] = "morecl.result/1"
 ROUNDING = 1e-6  # a mean of values of 100 may exceed 100 by a rounding error
 
 
@@ -89,7 +91,7 @@ class Roc(_Part):
 class Record(_Part):
     """Everything known about a finished run. Written once, never changed."""
 
-    schema_: Literal["morecl.result/1"] = Field(default="morecl.result/1", alias="schema")
+    schema_: Literal["morecl.result/1"] = Field(default=SCHEMA, alias="schema")
     method: str
     benchmark: str
     seed: int
@@ -144,11 +146,20 @@ class Record(_Part):
                 raise ValueError(f"{name} has no number for a learned task")
         if len(self.aca_per_step) != tasks:
             raise ValueError(f"aca_per_step has {len(self.aca_per_step)} numbers for {tasks} tasks")
-        steps = {"aca": self.aca_per_step[-1], "aia": sum(self.aca_per_step) / tasks}
-        for name, expected in steps.items():
-            if abs(getattr(self.metrics, name) - expected) > ROUNDING:
-                raise ValueError(f"metrics.{name} is {getattr(self.metrics, name)}, but aca_per_step gives {expected}")
+        if len(self.class_order) != sum(self.task_sizes):
+            raise ValueError(f"class_order has {len(self.class_order)} classes, the tasks {sum(self.task_sizes)}")
+        self._agrees("aca", "aca_per_step", self.aca_per_step[-1])
+        self._agrees("aia", "aca_per_step", fmean(self.aca_per_step))
+        self._agrees("til_accuracy", "til_matrix", fmean(float(share or 0) for share in self.til_matrix[-1]))
+        self._agrees("auc", "auc_per_step", self.auc_per_step[-1] if self.auc_per_step else None)
+        self._agrees("iauc", "auc_per_step", fmean(self.auc_per_step) if self.auc_per_step else None)
         return self
+
+    def _agrees(self, name: str, source: str, expected: float | None) -> None:
+        """Raise :class:`ValueError` unless a metric is what its steps give."""
+        found: float | None = getattr(self.metrics, name)
+        if (found is None) != (expected is None) or abs((found or 0) - (expected or 0)) > ROUNDING:
+            raise ValueError(f"metrics.{name} is {found}, but {source} gives {expected}")
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -168,6 +179,11 @@ def read_record(path: Path) -> Record:
         raise InputError(f"cannot read the record {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg})") from error
+    except (ValueError, RecursionError) as error:  # a number or a list that is far too long or deep
+        raise InputError(f"{path} is not a morecl record: {error}") from error
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if isinstance(schema, str) and schema.startswith(SCHEMA.partition("/")[0]) and schema != SCHEMA:
+        raise InputError(f"{path} is a record of another version of morecl ({schema}); this one reads {SCHEMA}")
     try:
         return Record.model_validate(value)
     except ValidationError as error:

@@ -59,7 +59,8 @@ def test_a_record_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": "morecl.result/2"}, "schema"),
+        ({"schema": "other.result/1"}, "schema"),
+        ({"schema": 2}, "schema"),
         ({"surprise": 1}, "surprise"),
         ({"seed": "one"}, "seed"),
         ({"metrics": None}, "metrics"),
@@ -89,6 +90,12 @@ def test_what_is_no_record_says_where(tmp_path: Path, change: dict[str, Any], me
         ("metrics.aca", float("nan"), r"metrics\.aca: nan is not a percentage between 0 and 100"),
         ("metrics.aca", 12.0, r"top level: metrics.aca is 12.0, but aca_per_step gives \d"),
         ("metrics.aia", 12.0, r"top level: metrics.aia is 12.0, but aca_per_step gives \d"),
+        ("metrics.til_accuracy", 12.0, r"top level: metrics.til_accuracy is 12.0, but til_matrix gives \d"),
+        ("metrics.auc", 12.0, r"top level: metrics.auc is 12.0, but auc_per_step gives \d"),
+        ("metrics.iauc", 12.0, r"top level: metrics.iauc is 12.0, but auc_per_step gives \d"),
+        ("metrics.auc", None, r"top level: metrics.auc is None, but auc_per_step gives \d"),
+        ("auc_per_step", [], r"top level: metrics.auc is \d.+, but auc_per_step gives None"),
+        ("class_order", [], "top level: class_order has 0 classes, the tasks 10"),
         ("metrics.aca", 1000.0, r"metrics\.aca: 1000.0 is not a percentage"),
         ("metrics.auc", -1.0, r"metrics\.auc: -1.0 is not a percentage"),
         ("metrics.bwt", -101.0, r"metrics\.bwt: -101.0 is not a difference"),
@@ -108,6 +115,24 @@ def test_a_record_that_contradicts_itself_is_refused(tmp_path: Path, place: str,
     part[last] = value
     path.write_text(json.dumps(record))
     with pytest.raises(InputError, match=f"result.json is not a morecl record: {message}"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"seed": ' + "1" * 5000 + "}"])
+def test_json_that_python_cannot_read_is_no_record(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"result\.json is not a morecl record"):
+        read_record(path)
+
+
+def test_a_record_of_another_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_record(path, make_record())
+    path.write_text(path.read_text().replace("morecl.result/1", "morecl.result/2"))
+    with pytest.raises(
+        InputError, match=r"of another version of morecl \(morecl.result/2\); this one reads morecl.result/1"
+    ):
         read_record(path)
 
 
