@@ -36,7 +36,7 @@ def markdown(records: Sequence[Record]) -> str:
 
 def latex(records: Sequence[Record]) -> str:
     """All tables as ``table`` environments (package ``booktabs``); the notes as comments at the top."""
-    lines = ["% Needs \\usepackage{booktabs}.", *(f"% {note}" for note in notes(records))]
+    lines = ["% Needs \\usepackage{booktabs}.", *(f"% {_one_line(note)}" for note in notes(records))]
     for table in all_tables(records):
         names = " & ".join(f"\\multicolumn{{{width}}}{{c}}{{{_tex(name)}}}" for name, width in table.groups)
         ends = list(itertools.accumulate((width for _, width in table.groups), initial=1))
@@ -85,13 +85,14 @@ def _pipes(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_SIGNS = re.compile(r"[*`\\]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word is one in Markdown, too
+_SIGNS = re.compile(r"[*`\\[\]]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word is one in Markdown, too
 
 
 def _md(text: str) -> str:
     """``text`` so that Markdown shows it as it is: names of folders may hold anything."""
     for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(sign, entity)
+    text = _one_line(text)
     return _SIGNS.sub(r"\\\g<0>", text)
 
 
@@ -102,10 +103,18 @@ _TEX = str.maketrans(
         "^": "\\textasciicircum{}",
         "±": "$\\pm$",
         "†": "$\\dagger$",
+        "<": "\\textless{}",
+        ">": "\\textgreater{}",
+        "|": "\\textbar{}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     }
 )
 
 
 def _tex(text: str) -> str:
-    return text.translate(_TEX)
+    return _one_line(text).translate(_TEX)
+
+
+def _one_line(text: str) -> str:
+    """A line break in the name of a folder would end the row of a table, or a comment."""
+    return " ".join(text.splitlines())

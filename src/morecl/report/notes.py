@@ -57,16 +57,29 @@ def held_out_note(grid: Grid) -> list[str]:
 
 
 def unlike_data_note(grid: Grid) -> list[str]:
-    """Where rows stand beside each other that had other numbers of images; empty if nowhere."""
+    """Where rows stand beside each other that had other images, or other numbers of them; empty if nowhere.
+
+    Images held out for validation change with the seed, and those of a folder are stored at the size of the backbone's
+    input: there only the numbers are compared.
+    """
     found = []
     for column in columns_of(grid):
         for scored_on in ("test", "validation"):
-            rows: dict[tuple[int, int], dict[str, None]] = defaultdict(dict)  # labels, each once
-            for row, cells in grid.items():
-                for data in (record.data for record in cells.get(column, []) if record.data.scored_on == scored_on):
-                    rows[data.train_images, data.test_images][row.label] = None
+            there = [
+                (row.label, record)
+                for row, cells in grid.items()
+                for record in cells.get(column, [])
+                if record.data.scored_on == scored_on
+            ]
+            sizes = {record.backbone.image_size for _, record in there}
+            rows: dict[tuple[int, int, str], dict[str, None]] = defaultdict(dict)  # labels, each once
+            for label, record in there:
+                images = record.data.fingerprint[:8] if scored_on == "test" and len(sizes) == 1 else ""
+                rows[record.data.train_images, record.data.test_images, images][label] = None
+            alike = len({key[:2] for key in rows}) < len(rows)  # as many, but others
             each = [
-                f"{_few(list(labels))}: {train:,} to train, {test:,} to test" for (train, test), labels in rows.items()
+                f"{_few(list(labels))}: {train:,} to train, {test:,} to test" + (f", data {images}" if alike else "")
+                for (train, test, images), labels in rows.items()
             ]
             if len(each) > 1:
                 found.append(f"{column.label} ({'; '.join(each)})")

@@ -290,6 +290,8 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
                 )
                 for row in complete
             }
+            if not averages:
+                continue
             heads.append(("Average", metric.label))
             marked = _mark_best(averages, metric)
             for row in grid:

@@ -8,7 +8,7 @@ import pytest
 
 from morecl.report.collect import collect
 from morecl.report.formats import latex, markdown
-from synthetic import with_aca
+from synthetic import held_out, with_aca
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 
@@ -66,10 +66,23 @@ def test_latex_rules_and_escapes() -> None:
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5} \cmidrule(lr){6-7}" in text
     assert r"my\_method" in text
     assert r"folder:50\%\_a\&b in 2 tasks" in text
+    broken = latex([held_out(with_aca(70.0, "more", "folder:a<b>|c\nd", tasks=2))])
+    assert r"folder:a\textless{}b\textgreater{}\textbar{}c d in 2 tasks" in broken
+    assert "\n% Scored on held-out training images, not on the test set: folder:a<b>|c d in 2 tasks.\n" in broken
 
 
 def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | " in markdown([with_aca(70.0, "a|b")])
+
+
+def test_a_name_is_neither_a_link_nor_several_lines_in_markdown() -> None:
+    text = markdown([with_aca(70.0, "more", "folder:[x](y)\nz", tasks=2)])
+    assert r"| Method | folder:\[x\](y) z in 2 tasks ACA |" in text
+
+
+def test_without_a_row_that_has_all_benchmarks_there_is_no_average() -> None:
+    text = markdown([with_aca(70.0, "more"), with_aca(70.0, "icarl", "cifar10-5t")])
+    assert "Average" not in text and "Average ACA" in markdown([with_aca(70.0), with_aca(70.0, "more", "cifar10-5t")])
 
 
 def test_markdown_shows_names_as_they_are() -> None:
@@ -77,9 +90,8 @@ def test_markdown_shows_names_as_they_are() -> None:
     shown = r"folder:my photos &lt;b&gt; &amp; \*x\* \`y\` \_z\_ a_b c\\d in 2 tasks"
     assert f"| Method | {shown} ACA |" in text
     assert "<b>" not in text and "p < 0.001" not in text
-    held_out = with_aca(70.0, "more", "folder:<b>", tasks=2)
-    held_out = held_out.model_copy(update={"data": held_out.data.model_copy(update={"scored_on": "validation"})})
-    assert "not on the test set: folder:&lt;b&gt; in 2 tasks" in markdown([held_out])
+    record = held_out(with_aca(70.0, "more", "folder:<b>", tasks=2))
+    assert "not on the test set: folder:&lt;b&gt; in 2 tasks" in markdown([record])
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/table.md")), ids=lambda p: p.name)

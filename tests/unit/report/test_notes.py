@@ -87,6 +87,18 @@ def test_rows_with_unlike_numbers_of_images_are_not_comparable() -> None:
     assert caveats(arrange([records[0], make_record("icarl", "cifar10-5t")])) == []
 
 
+def test_rows_with_other_images_are_not_comparable() -> None:
+    """As many, but others; those of a folder differ with the size of the backbone's input."""
+    more, other = make_record("more"), make_record("icarl")
+    other = other.model_copy(update={"data": other.data.model_copy(update={"fingerprint": "1" * 64})})
+    images = f"1,000 to train, {other.data.test_images:,} to test"
+    [note] = caveats(arrange([more, other]))
+    assert note.endswith(f"Digits-5T (iCaRL: {images}, data 11111111; MORE: {images}, data 00000000).")
+    larger = other.model_copy(update={"backbone": other.backbone.model_copy(update={"image_size": 224})})
+    assert caveats(arrange([more, larger])) == []
+    assert caveats(arrange([held_out(more), held_out(other)])) == caveats(arrange([held_out(more)]))
+
+
 def test_where_all_scores_are_on_held_out_images_they_are_ranked_and_a_note_says_so() -> None:
     records = [held_out(with_aca(70.0)), held_out(with_aca(60.0, "icarl"))]
     best = {row.label: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
