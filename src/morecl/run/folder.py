@@ -75,6 +75,11 @@ def clear(out: Path) -> None:
     (out / RUN).unlink(missing_ok=True)
 
 
+def remove_checkpoints(out: Path) -> None:
+    for path in checkpoints(out):
+        shutil.rmtree(path)
+
+
 def remove_leftovers(out: Path) -> None:
     """Remove what a killed process left half-written."""
     for path in [path for path in out.iterdir() if _LEFTOVER.fullmatch(path.name)]:

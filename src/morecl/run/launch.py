@@ -21,7 +21,16 @@ from morecl.locking import claimed
 from morecl.methods import Learner, create
 from morecl.parallel import Group
 from morecl.records import Record
-from morecl.run.folder import PROGRESS, RESULT, RUN, checkpoints, clear, refuse_taken, remove_leftovers
+from morecl.run.folder import (
+    PROGRESS,
+    RESULT,
+    RUN,
+    checkpoints,
+    clear,
+    refuse_taken,
+    remove_checkpoints,
+    remove_leftovers,
+)
 from morecl.run.loop import learn_stream, task_groups
 from morecl.run.measurements import Measurements
 from morecl.run.out_of_memory import is_out_of_memory, out_of_memory_explained
@@ -83,6 +92,10 @@ def resume(out: Path, watcher: Watcher | None = None) -> Record:
 def _resume(out: Path, watcher: Watcher | None, group: Group | None) -> Record:
     request = read_request(out)  # again: another process may have replaced the run
     if (out / RESULT).is_file():
+        if parallel.is_main(group):  # it may have been killed before it had tidied up
+            remove_leftovers(out)
+            if not request.keep_checkpoints:
+                remove_checkpoints(out)
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
     run = request.resolve()
     saved = checkpoints(out)

@@ -15,7 +15,7 @@ from morecl.evaluator import Evaluator
 from morecl.files import atomic_folder
 from morecl.methods import Learner
 from morecl.records import Record, write_record
-from morecl.run.folder import MODEL, PROGRESS, RESULT, checkpoint_folder, checkpoints
+from morecl.run.folder import MODEL, PROGRESS, RESULT, checkpoint_folder, checkpoints, remove_checkpoints
 from morecl.run.measurements import Measurements
 from morecl.run.record import build_record
 from morecl.run.request import RunRequest
@@ -72,8 +72,7 @@ def learn_stream(
     learner.save(out / MODEL)
     write_record(out / RESULT, record)
     if not request.keep_checkpoints:
-        for path in checkpoints(out):
-            shutil.rmtree(path)
+        remove_checkpoints(out)
     return record
 
 

@@ -137,6 +137,11 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (folder / ".result.json.x4.tmp").touch()
     resume(folder)
     assert names(folder) == ["model", "result.json", "run.json"]
+    for name in ("checkpoint-5", ".checkpoint-6.x5.tmp"):  # killed just after the record was written
+        (folder / name).mkdir()
+    with pytest.raises(InputError, match="is finished"):
+        resume(folder)
+    assert names(folder) == ["model", "result.json", "run.json"]
 
 
 def test_checkpoints_of_all_tasks_stay_if_asked_for(tmp_path: Path) -> None:
@@ -156,6 +161,8 @@ def test_checkpoints_of_all_tasks_stay_if_asked_for(tmp_path: Path) -> None:
     resume(folder)
     kept.append("checkpoint-3")
     assert names(folder) == [*kept, "model", "result.json", "run.json"]
+    with pytest.raises(InputError, match="is finished"):
+        resume(folder)
     assert [len(morecl.load(folder / name).task_sizes) for name in kept] == [1, 2, 3]
     start(request.model_copy(update={"keep_checkpoints": False}), folder, overwrite=True)
     assert names(folder) == ["model", "result.json", "run.json"]
