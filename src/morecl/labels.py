@@ -1,8 +1,9 @@
-"""Class labels as JSON: which labels can be saved, and how they are written."""
+"""Class labels: how names are spelled, which labels can be saved, and how they are written as JSON."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ class Forgotten:
 
     def __repr__(self) -> str:
         return f"<forgotten class {self.column}>"
+
+
+def composed(name: str) -> str:
+    """``name`` in Unicode's NFC form. macOS may write an accent as a character of its own; the name is the same."""
+    return unicodedata.normalize("NFC", name)
 
 
 def encode(label: Hashable, depth: int = 0) -> Any:

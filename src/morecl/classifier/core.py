@@ -32,7 +32,7 @@ from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
 from morecl.images import as_array
-from morecl.labels import Forgotten
+from morecl.labels import Forgotten, composed
 from morecl.methods import Learner, method_class
 from morecl.pictures import AnyImages
 from morecl.progress import Listener, silent
@@ -207,11 +207,12 @@ class Classifier:
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
-        self.column(old)
+        column = self.column(old)
         check_name(new)
+        new = composed(new)
         if new in self.classes:
             raise InputError(f"there already is a class {new!r}")
-        self.learner.rename(old, new)
+        self.learner.rename(self.learner.classes[column], new)
 
     def forget(self, name: str) -> None:
         """Answer with this class no more; its images are dropped.
@@ -223,7 +224,7 @@ class Classifier:
         if len(self.classes) == 1:
             raise InputError(f"{name!r} is the only class; delete the model instead")
         with self._all_or_nothing():
-            self.learner.forget(name)
+            self.learner.forget(self.learner.classes[column])
             self.images[column] = 0
             self.held = self.held.without(column)
             self.seen = self.seen.without(column)
@@ -361,10 +362,10 @@ class Classifier:
 
     def column(self, name: str) -> int:
         """The column of a class in the learner's scores."""
-        try:
-            return self.learner.classes.index(name)
-        except ValueError:
-            raise unknown_name("class", str(name), self.classes) from None
+        for spelled in (name, composed(str(name))):
+            if spelled in self.learner.classes:
+                return self.learner.classes.index(spelled)
+        raise unknown_name("class", str(name), self.classes)
 
     def _scores(self, images: AnyImages) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Scores (N, C) and OOD scores (N,) of squares (N, S, S, 3)."""

@@ -20,6 +20,7 @@ from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError
+from morecl.labels import composed
 from morecl.methods import Learner
 from morecl.pictures import AnyImages, some
 from morecl.progress import EpochDone, Listener
@@ -82,7 +83,7 @@ def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]
         raise InputError(f"labels must be a list with the name of each image's class, not the text {labels!r:.60}")
     if len(images) != len(labels):
         raise InputError(f"as many labels as images are needed: there are {len(images)} images, {len(labels)} labels")
-    return images, list(labels)
+    return images, [composed(label) if isinstance(label, str) else label for label in labels]
 
 
 def teach(

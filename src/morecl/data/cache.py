@@ -178,7 +178,7 @@ class Files:
         """Changes with every file's name, size or time of change, and with whatever decodes them."""
         digest = hashlib.sha256(json.dumps([VERSION, PIL.__version__, self.side]).encode())
         for file in self.files:
-            stat = file.stat()
+            stat = _stat(file)
             name = file.relative_to(self.place).as_posix().encode("utf-8", "surrogateescape")
             digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
         return digest.hexdigest()
@@ -313,6 +313,14 @@ def _read_index(path: Path) -> dict[str, Any] | None:
     if not isinstance(index, dict) or index != sealed(index) or index.get("version") != VERSION:
         return None
     return index
+
+
+def _stat(file: Path) -> os.stat_result:
+    """Of the file, or of the link if that leads nowhere."""
+    try:
+        return file.stat()
+    except OSError:
+        return file.lstat()
 
 
 def _make_room(path: Path, needed: int) -> None:

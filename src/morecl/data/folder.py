@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from morecl.data.cache import NoRoomError, decoded
 from morecl.data.decoding import Problems, Streamed, decode_all
 from morecl.data.stream import Dataset
 from morecl.errors import InputError
+from morecl.labels import composed
 from morecl.pictures import InMemory, Pictures
 from morecl.ram import available_bytes
 
@@ -28,6 +28,7 @@ FOLDER_SIZE = 256  # pixels, if neither the recipe nor the backbone sets a size
 TEST_SHARE = 0.2
 SPLITS = ("train", "test")
 _SPLIT_LIKE = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+_MODEL = ("model.json", "versions")  # what a model's folder holds; see morecl.classifier.store
 _NAMED_IN_WARNING = 5
 HELD_BYTES, HELD_SHARE = 1 << 30, 0.25  # images held in memory if the disk is short: at most, and of what is free
 
@@ -36,39 +37,38 @@ class SkippedImagesWarning(UserWarning):
     """Some image files could not be read; ``Dataset.skipped`` lists all of them."""
 
 
+class UnlabelledImagesWarning(UserWarning):
+    """Some images lie beside the class folders and not in one of them."""
+
+
 class StreamedImagesWarning(UserWarning):
     """Images are decoded whenever they are asked for, because the disk is short."""
 
 
 def find_classes(path: Path) -> tuple[str, ...]:
     """The sorted class names under ``path``, at least two: PATH/train/CLASS and PATH/test/CLASS, else PATH/CLASS."""
-    names = _class_names(path)
-    if len(names) < 2:
-        raise InputError(
-            f"{path} has {_counted(len(names), 'class folder')} ({', '.join(names) or 'none'}); at least 2 are needed, "
-            "one sub-folder of images per class."
-        )
-    return names
+    return tuple(_two_or_more(path)[0])
 
 
 def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
     """The image files under ``path`` and the class of each, by class, then by path; one class is enough.
 
     Nothing is held out. If ``path`` has the folders train/ and test/, only the images in train/ are listed: those in
-    test/ are meant for measuring. Files are not opened, so some may turn out to be unreadable.
+    test/ are meant for measuring. Files are not opened, so some may turn out to be unreadable. Images in no class
+    folder are left out, and an UnlabelledImagesWarning says so.
     """
-    names = _class_names(path)
-    if not names:
+    classes = _class_folders(path)[0]
+    if not classes:
         raise InputError(f"{path} has no class folders; put the images of each class into a sub-folder.")
-    base = path / "train" if _is_split(path) else path
     files: list[Path] = []
     labels: list[str] = []
-    for name in names:
-        found = _images(base / name)
+    for name, folders in classes.items():
+        found = _images(folders)
         if not found:
-            raise InputError(f"{base / name} has no images; remove the folder or add images of the class.")
+            raise InputError(f"{folders[0]} has no images; remove the folder or add images of the class.")
         files += found
         labels += [name] * len(found)
+    _warn_of_unlabelled([path, path / "train"] if _is_split(path) else [path])
     return files, labels
 
 
@@ -79,8 +79,8 @@ def load_folder(path: Path, size: int = FOLDER_SIZE, *, progress: bool = False) 
     Images are sorted by class, then by path. EXIF orientation is applied. Without train/ and test/ about a fifth of
     each class is held out as the test split. A hash of CLASS/FILE decides, so adding files does not move others; only
     if that leaves a class without a training or a test image, the file with the nearest hash fills the gap. Unreadable
-    images are skipped and named in a SkippedImagesWarning and in ``Dataset.skipped``. Files without an image's
-    extension are ignored.
+    images are skipped and named in a SkippedImagesWarning and in ``Dataset.skipped``. Images in no class folder are
+    left out, and an UnlabelledImagesWarning says so. Files without an image's extension are ignored.
 
     The images are decoded once, into a cache on disk (:mod:`morecl.data.cache`), and read when they are asked for. If
     the disk is short, they are decoded whenever they are asked for, and a StreamedImagesWarning says so; few images are
@@ -88,12 +88,14 @@ def load_folder(path: Path, size: int = FOLDER_SIZE, *, progress: bool = False) 
     """
     if size < 1:
         raise InputError(f"the size of a folder's images must be at least 1 pixel, not {size}.")
-    classes = find_classes(path)
-    automatic = not _is_split(path)
+    by_split = _two_or_more(path)
+    classes = tuple(by_split[0])
+    automatic = len(by_split) == 1
     files: list[tuple[Path, int, bool]] = []  # file, label, whether it is a test image
-    for base in [path] if automatic else [path / split for split in SPLITS]:
+    for split, folders in zip(SPLITS, by_split, strict=False):  # without test/, see _divided
         for label, name in enumerate(classes):
-            files += [(file, label, base == path / "test") for file in _images(base / name)]
+            files += [(file, label, split == "test") for file in _images(folders[name])]
+    _warn_of_unlabelled([path] if automatic else [path, *(path / split for split in SPLITS)])
     try:
         x, problems = _pictures(path, [file for file, _, _ in files], size, progress)
     except MemoryError as error:
@@ -154,50 +156,91 @@ def _divided(
     return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped, automatic)
 
 
-def _class_names(path: Path) -> tuple[str, ...]:
-    """The sorted class names under ``path``, however few."""
+def _two_or_more(path: Path) -> list[dict[str, list[Path]]]:
+    """As :func:`_class_folders`, at least two classes."""
+    found = _class_folders(path)
+    if len(names := tuple(found[0])) < 2:
+        raise InputError(
+            f"{path} has {_counted(len(names), 'class folder')} ({', '.join(names) or 'none'}); at least 2 are needed, "
+            "one sub-folder of images per class."
+        )
+    return found
+
+
+def _class_folders(path: Path) -> list[dict[str, list[Path]]]:
+    """The folders of each class under ``path``, sorted by name, however few; those in train/ and in test/, if any.
+
+    Names that differ only in how Unicode writes their letters are one class.
+    """
     if not path.is_dir():
         raise InputError(
             f"{path} is a file; name a folder with one sub-folder per class."
             if path.is_file()
             else f"there is no folder {path}."
         )
-    names = _subfolders(path)
     if _is_split(path):
-        names, in_test = (_subfolders(path / split) for split in SPLITS)
-        if differing := sorted(set(names) ^ set(in_test)):
+        train, test = (_subfolders(path / split) for split in SPLITS)
+        if differing := sorted(train.keys() ^ test.keys()):
             raise InputError(
                 f"{path}: train/ and test/ must have the same class folders; only one has {', '.join(differing)}."
             )
-    elif set(names) & {"train", "training"} and _SPLIT_LIKE.issuperset(names):
+        return [train, test]
+    classes = _subfolders(path)
+    if classes.keys() & {"train", "training"} and _SPLIT_LIKE.issuperset(classes):
         raise InputError(
-            f"{path} has the folders {', '.join(names)}; expected train/ and test/, or one folder per class."
+            f"{path} has the folders {', '.join(classes)}; expected train/ and test/, or one folder per class."
         )
-    return names
+    return [classes]
 
 
 def _is_split(path: Path) -> bool:
     return all((path / split).is_dir() for split in SPLITS)
 
 
-def _subfolders(path: Path) -> tuple[str, ...]:
-    return tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))))
+def _subfolders(path: Path) -> dict[str, list[Path]]:
+    """Name -> folders, both sorted; without hidden ones and without models that were put among the photos."""
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(path.iterdir()):
+        is_model = all(os.path.exists(folder / name) for name in _MODEL)
+        if folder.is_dir() and not folder.name.startswith((".", "__")) and not is_model:
+            found.setdefault(composed(folder.name), []).append(folder)
+    return dict(sorted(found.items()))
 
 
-def _images(folder: Path) -> list[Path]:
-    """Image files in ``folder`` and its sub-folders, sorted, without hidden ones (.DS_Store, ._x.jpg, .cache/)."""
+def _images(folders: Sequence[Path]) -> list[Path]:
+    """Image files in ``folders`` and their sub-folders, sorted, without hidden ones (.DS_Store, ._x.jpg, .cache/)."""
+    read: set[Path] = set()
+    return sorted(file for folder in folders for file in _walked(folder, read))
+
+
+def _walked(folder: Path, read: set[Path]) -> Iterator[Path]:
+    """As :func:`_images`, of one folder unless it is among those ``read``.
+
+    Links to folders are followed, but not to one in which the link lies: they would lead in circles.
+    """
+    real = folder.resolve()
+    if real in read:
+        return
+    read.add(real)
     if not os.access(folder, os.R_OK | os.X_OK):
         raise InputError(f"{folder} may not be read; allow it, or remove the folder.")
-    found: list[Path] = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                found += _images(folder / entry.name)
-            elif Path(entry.name).suffix.lower() in EXTENSIONS and entry.is_file():
-                found.append(folder / entry.name)
-    return sorted(found)
+        ordered = sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
+    for entry in ordered:
+        inner = folder / entry.name
+        if _is_image(entry):
+            yield inner
+        elif not entry.name.startswith(".") and os.path.isdir(inner) and not real.is_relative_to(inner.resolve()):
+            yield from _walked(inner, read)
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether this is an image by its name, and a file; or a link to nothing, which cannot be read and is named so."""
+    if entry.name.startswith(".") or Path(entry.name).suffix.lower() not in EXTENSIONS:
+        return False
+    if entry.is_symlink():
+        return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+    return entry.is_file()
 
 
 def _inside(path: Path, file: Path) -> str:
@@ -207,7 +250,7 @@ def _inside(path: Path, file: Path) -> str:
 def _chosen_for_test(names: Sequence[str]) -> NDArray[np.bool_]:
     """Which of two or more files go to the test split; train and test get at least one each."""
     # NFC: the same name has the same hash on every system. Names need not be valid UTF-8.
-    texts = [unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape") for name in names]
+    texts = [composed(name).encode("utf-8", "surrogateescape") for name in names]
     place = np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 for text in texts])
     test = place < TEST_SHARE
     if not test.any():
@@ -232,6 +275,17 @@ def _warn(path: Path, skipped: Sequence[str], total: int) -> None:
     were = "was" if len(skipped) == 1 else "were"
     message = f"{len(skipped)} of {_counted(total, 'image')} under {path} could not be read and {were} skipped: {named}"
     warnings.warn(message, SkippedImagesWarning, stacklevel=4)
+
+
+def _warn_of_unlabelled(folders: Sequence[Path]) -> None:
+    """Warn of images that lie in ``folders`` themselves, where class folders are expected."""
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            count = sum(map(_is_image, entries))
+        if count:
+            lie, are = ("lies", "is") if count == 1 else ("lie", "are")
+            message = f"{_counted(count, 'image')} {lie} in {folder} itself, in no class folder, and {are} left out"
+            warnings.warn(message, UnlabelledImagesWarning, stacklevel=3)
 
 
 def _counted(count: int, noun: str) -> str:

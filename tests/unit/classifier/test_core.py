@@ -287,6 +287,23 @@ def test_rename_and_forget() -> None:
         made.forget("cow")
 
 
+def test_names_that_look_the_same_are_one_class() -> None:
+    one, other = "caf\u00e9", "cafe\u0301"
+    made = classifier()
+    images, names = photos("ant", "bee")
+    made.learn([*images, *photos("cat", "cat", count=6)[0]], [*names, *[one] * 6, *[other] * 6])
+    assert made.classes == ["ant", "bee", one]
+    assert made.add(*photos("cat", draw=1)[:1], [other] * 15).classes.keys() == {one}
+    found = made.evaluate(photos("cat", draw=2)[0], [other] * 15)
+    assert [(each.name, each.known) for each in found.classes] == [(one, True)]
+    with pytest.raises(InputError, match="there already is a class"):
+        made.rename("ant", other)
+    made.rename(other, "re\u0301nard")
+    assert made.classes == ["ant", "bee", "r\u00e9nard"]
+    made.forget("re\u0301nard")
+    assert made.classes == ["ant", "bee"]
+
+
 def test_forgetting_sets_the_threshold_anew_and_warns_if_it_ends() -> None:
     made = classifier()
     made.learn(*photos("ant", count=100))  # 20 held back

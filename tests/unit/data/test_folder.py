@@ -13,8 +13,17 @@ import pytest
 from PIL import Image
 
 from morecl.classifier.reading import read
-from morecl.data import Dataset, SkippedImagesWarning, build_stream, decoding, load_dataset, load_recipe
-from morecl.data.folder import _chosen_for_test, labelled_files
+from morecl.classifier.store import MODEL, VERSIONS
+from morecl.data import (
+    Dataset,
+    SkippedImagesWarning,
+    UnlabelledImagesWarning,
+    build_stream,
+    decoding,
+    load_dataset,
+    load_recipe,
+)
+from morecl.data.folder import _chosen_for_test, labelled_files, load_folder
 from morecl.errors import InputError
 
 
@@ -272,6 +281,93 @@ def test_labelled_files_that_cannot_be_learned(tmp_path: Path, folders: tuple[st
         picture(tmp_path / "full" / "0.png")
     with pytest.raises(InputError, match=message):
         labelled_files(tmp_path if folders is not None else tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there the two names are one")
+def test_names_that_look_the_same_are_one_class(flowers: Path) -> None:
+    for i in range(3):
+        picture(flowers / "caf\u00e9" / f"{i}.png", (3, i, 0))
+        picture(flowers / "cafe\u0301" / f"{i + 3}.png", (3, i + 3, 0))
+    data = load(flowers)
+    assert data.classes == ("aster", "caf\u00e9", "lily", "rose")
+    train, test = files_of(data, 1)
+    assert train | test == set(range(6))
+    files, labels = labelled_files(flowers)
+    assert labels[50:56] == ["caf\u00e9"] * 6 and {file.parent.name for file in files[50:56]} == {
+        "cafe\u0301",
+        "caf\u00e9",
+    }
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there the two names are one")
+def test_names_that_look_the_same_are_one_class_in_train_and_test(tmp_path: Path) -> None:
+    for folder in ("train/caf\u00e9", "train/b", "test/cafe\u0301", "test/b"):
+        picture(tmp_path / folder / "0.png")
+    data = load(tmp_path)
+    assert data.classes == ("b", "caf\u00e9") and data.y_test.tolist() == [0, 1]
+
+
+def test_a_model_among_the_photos_is_no_class(flowers: Path) -> None:
+    (flowers / "model" / VERSIONS / "1").mkdir(parents=True)
+    (flowers / "model" / MODEL).write_text("{}")
+    (flowers / "rose" / MODEL).write_text("{}")  # this alone makes no model of a class
+    assert load(flowers).classes == ("aster", "lily", "rose")
+    assert set(labelled_files(flowers)[1]) == {"aster", "lily", "rose"}
+
+
+def test_links_that_lead_nowhere_are_unreadable_images(flowers: Path) -> None:
+    (flowers / "rose" / "gone.png").symlink_to("nowhere.png")
+    (flowers / "rose" / "loop.png").symlink_to("loop.png")
+    (flowers / "rose" / "notes.txt").symlink_to("nowhere.txt")
+    files, _ = labelled_files(flowers)
+    assert files[-2:] == [flowers / "rose" / "gone.png", flowers / "rose" / "loop.png"]
+    assert [i for i, _ in read(files, 4).problems] == [150, 151]
+    for _ in range(2):  # decoded, then from the cache
+        with pytest.warns(SkippedImagesWarning, match="2 of 152 images"):
+            data = load_dataset(f"folder:{flowers}", folder_size=4)
+        assert data.skipped == (
+            "rose/gone.png (does not exist)",
+            "rose/loop.png (Too many levels of symbolic links)",
+        )
+    picture(flowers / "rose" / "nowhere.png")
+    with pytest.warns(SkippedImagesWarning, match="1 of 153 images"):
+        load_dataset(f"folder:{flowers}", folder_size=4)
+
+
+def test_linked_sub_folders_are_followed_once_and_not_in_circles(flowers: Path, tmp_path: Path) -> None:
+    rose = flowers / "rose"
+    picture(tmp_path / "more" / "x.png")
+    picture(rose / "deep" / "y.png")
+    (rose / "more").symlink_to(tmp_path / "more")
+    (rose / "again").symlink_to(tmp_path / "more")
+    (rose / "same").symlink_to("deep")
+    (rose / "self").symlink_to(".")
+    (rose / "deep" / "up").symlink_to(flowers)
+    (tmp_path / "more" / "back").symlink_to(rose)
+    files, labels = labelled_files(flowers)
+    assert files[150:] == [rose / "again" / "x.png", rose / "deep" / "y.png"]
+    assert labels.count("rose") == 52
+
+
+def test_images_in_no_class_folder_are_counted(flowers: Path) -> None:
+    picture(flowers / "a.png")
+    message = f"1 image lies in {flowers} itself, in no class folder, and is left out"
+    with pytest.warns(UnlabelledImagesWarning) as caught:
+        labelled_files(flowers)
+    assert [str(warning.message) for warning in caught] == [message]
+    picture(flowers / "b.png")
+    with pytest.warns(UnlabelledImagesWarning, match="^2 images lie in .*, in no class folder, and are left out$"):
+        data = load_dataset(f"folder:{flowers}", folder_size=4)
+    assert len(data.y_train) + len(data.y_test) == 150
+
+
+def test_images_in_train_and_in_no_class_folder_are_counted(tmp_path: Path) -> None:
+    for folder in ("train/a", "train/b", "test/a", "test/b", "", "train", "test"):
+        picture(tmp_path / folder / "0.png")
+    for lister, places in ((labelled_files, ("", "train")), (load_folder, ("", "train", "test"))):
+        with pytest.warns(UnlabelledImagesWarning) as caught:
+            lister(tmp_path)
+        assert [str(warning.message).split()[4] for warning in caught] == [str(tmp_path / place) for place in places]
 
 
 @pytest.mark.parametrize("names", [(), ("only",)])
