@@ -13,6 +13,14 @@ class InputError(ValueError):
     """Bad input. The message names what is wrong, where, and how to fix it. Exit code 2."""
 
 
+class BusyError(InputError):
+    """Another process is at work in a folder."""
+
+
+class NewerFormatError(InputError):
+    """A file that a newer morecl wrote, in a format that this one does not know."""
+
+
 class DivergedError(RuntimeError):
     """Training produced numbers that are not finite. ``learn_task`` undoes what it learned of the task."""
 

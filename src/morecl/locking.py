@@ -26,7 +26,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from morecl.errors import InputError
+from morecl.errors import BusyError
 
 LOCK = ".lock"
 CLAIM = ".claim"
@@ -58,7 +58,7 @@ def claimed(folder: Path) -> Iterator[None]:
     A process whose claim was taken over by another host, because it did not renew it in time, gets SIGTERM.
 
     Raises:
-        InputError: another process is at work in ``folder``.
+        BusyError: another process is at work in ``folder``.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _claim(folder: Path, locked: bool) -> Iterator[None]:
 
 
 def _take(file: Path, mine: Claim, locked: bool) -> None:
-    """Make ``file`` the claim ``mine``, or raise :class:`InputError`."""
+    """Make ``file`` the claim ``mine``, or raise :class:`BusyError`."""
     draft = file.with_name(f"{CLAIM}.{mine.token}")
     try:
         draft.write_text(json.dumps(asdict(mine)), encoding="utf-8")
@@ -189,14 +189,14 @@ def _read(file: Path) -> tuple[Claim, float] | None:
         return Claim("an unknown host", "", 0, "", ""), renewed
 
 
-def _taken(folder: Path) -> InputError:
+def _taken(folder: Path) -> BusyError:
     found = None
     with suppress(OSError):
         found = _read(folder / CLAIM)
     who = f" ({_who(found[0])})" if found else ""
     there = found is not None and found[0].boot != _boot()
     hint = f". If that host is dead, the folder is free {EXPIRE_SECONDS:.0f} s after its end" if there else ""
-    return InputError(f"another process is at work in {folder}{who}; wait for it, or choose another folder{hint}")
+    return BusyError(f"another process is at work in {folder}{who}; wait for it, or choose another folder{hint}")
 
 
 def _who(claim: Claim) -> str:

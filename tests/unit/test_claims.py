@@ -35,7 +35,7 @@ try:
     with locking.claimed(folder):
         print("in", flush=True)
         sys.stdin.readline()
-except locking.InputError as error:
+except locking.BusyError as error:
     print(error, flush=True)
 """
 

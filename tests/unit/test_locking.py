@@ -28,7 +28,7 @@ def test_a_second_process_is_refused_until_the_first_is_done(tmp_path: Path) -> 
     command = [sys.executable, "-c", claim, str(tmp_path)]
     with claimed(tmp_path):
         other = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert "InputError: another process is at work in" in other.stderr
+        assert "BusyError: another process is at work in" in other.stderr
     assert subprocess.run(command, timeout=60).returncode == 0
 
 

@@ -111,6 +111,8 @@ def _add_lessons(app: FastAPI, service: Service) -> None:
         """Learn new classes from images. `name`: of all files, or once per file, in the order of the files.
 
         With `more=true`, classes may be known already and get further images. Answers a job.
+
+        While another process changes the model, the job waits, at most ten minutes.
         """
         jobs.check_room()
         classifier = service.current.classifier

@@ -193,7 +193,8 @@ class Jobs:
         return next((entry for entry in self._jobs.values() if entry[0].state == "queued"), None)
 
     def _teach(self, job: Job, labels: Labels) -> None:
-        before, last = self._newest(), {}  # the process says again which version it goes on from
+        before: int | None = None  # the version that is taught, once the process has the model for itself
+        last: dict[str, Any] = {}
         try:
             process = self._start(job, labels)
             if process is None:
@@ -218,7 +219,7 @@ class Jobs:
             shutil.rmtree(self._folder(job), ignore_errors=True)
         if "error" in last:
             self._end(job, "failed", error=str(last["error"]))
-        elif "version" in last or self._newest() > before:  # saved, even if it was killed right after that
+        elif "version" in last or (before is not None and self._newest() > before):  # saved, even if killed right then
             self._change(job, step="switching to the new version", share=0.98, seconds_left=None)
             try:
                 self._refresh()

@@ -20,13 +20,14 @@ from PIL import Image
 from morecl import __version__
 from morecl.classifier import Classifier, ModelFolder, Version, changes
 from morecl.classifier.store import MODEL
-from morecl.errors import InputError, unknown_name
+from morecl.errors import BusyError, InputError
 from morecl.images import ImageArray
 from morecl.locking import LOCK, claimed
 from morecl.serve.batching import Batcher
 from morecl.serve.jobs import COMMAND, Jobs
 from morecl.serve.limits import Limits, RefusedError
 from morecl.serve.metrics import Metrics
+from morecl.serve.teaching import BUSY
 
 PREFIX = "morecl-serve-"
 THUMBNAIL = 96  # pixels
@@ -183,6 +184,8 @@ class Service:
             try:
                 with self.folder.changing():
                     yield
+            except BusyError as error:
+                raise RefusedError(409, BUSY) from error
             except InputError as error:
                 raise RefusedError(409, str(error)) from error
             except OSError as error:  # a full disk, most likely
@@ -202,8 +205,10 @@ class Service:
 
     @staticmethod
     def _require_class(name: str, classifier: Classifier) -> None:
-        if name not in classifier.classes:
-            raise RefusedError(404, str(unknown_name("class", name, classifier.classes)))
+        try:
+            classifier.column(name)
+        except InputError as error:
+            raise RefusedError(404, str(error)) from error
 
     def _newest(self) -> int:
         """Number of the newest version on disk; 0 if that cannot be told."""
@@ -281,9 +286,11 @@ class Service:
         loaded = self.current
         key = name, count
         if key not in loaded.thumbnails:
-            if name not in loaded.classifier.classes:
-                raise RefusedError(404, f"there is no class {name!r:.60}")
-            loaded.thumbnails[key] = [data_url(image) for image in loaded.classifier.remembered(name, count)]
+            try:
+                images = loaded.classifier.remembered(name, count)
+            except InputError:
+                raise RefusedError(404, f"there is no class {name!r:.60}") from None
+            loaded.thumbnails[key] = [data_url(image) for image in images]
         return loaded.thumbnails[key]
 
 

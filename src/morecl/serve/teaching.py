@@ -12,20 +12,23 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from morecl.errors import DivergedError, InputError
+from morecl.errors import BusyError, DivergedError, InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins before that
-    from morecl.classifier import Classifier, Lesson
+    from morecl.classifier import Classifier, Lesson, ModelFolder
     from morecl.classifier.reading import Decoded
     from morecl.progress import Listener
 
 NICENESS = 10
+PATIENCE, POLL = 600.0, 1.0  # seconds to wait for another process that changes the model; between two looks
+BUSY = "the model is being changed by another process; try again later"  # names neither folder nor process
 TRAINED = 0.9  # share of the work that training is; heads, statistics and measuring are the rest
 
 Say = Callable[[dict[str, Any]], None]
@@ -74,7 +77,7 @@ def main() -> int:
 def teach(order: Order, say: Say) -> None:
     """Teach and commit. ``say`` gets ``{step, share, left}`` on the way and ``{version, lessons}`` at the end.
 
-    The first of these also has ``from``, the number of the version that is taught: nobody can add another now.
+    One of these also has ``from``, the number of the version that is taught: from then on nobody else can add one.
     """
     import numpy as np
 
@@ -83,7 +86,7 @@ def teach(order: Order, say: Say) -> None:
     from morecl.classifier.reading import Decoded
 
     folder = ModelFolder(order.model)
-    with folder.changing():
+    with _changing(folder, say):
         say({"step": "loading the model", "from": folder.versions()[-1].number})
         classifier = folder.load(device=order.device)
         images = Decoded.of(np.load(order.images, allow_pickle=False), order.files)
@@ -94,6 +97,29 @@ def teach(order: Order, say: Say) -> None:
         except OSError as error:  # a full disk, most likely
             raise InputError(f"the lesson cannot be saved: {error.strerror or error}") from error
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
+
+
+@contextmanager
+def _changing(folder: ModelFolder, say: Say) -> Iterator[None]:
+    """:meth:`ModelFolder.changing`, after waiting for another process that changes the model.
+
+    Raises:
+        InputError: it still does after ``PATIENCE`` seconds.
+    """
+    started, told = time.monotonic(), False
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder.changing())
+                break
+            except BusyError as error:
+                if time.monotonic() - started >= PATIENCE:
+                    raise InputError(BUSY) from error
+            if not told:
+                say({"step": "waiting for another process that changes the model"})
+                told = True
+            time.sleep(POLL)
+        yield
 
 
 def lesson(classifier: Classifier, images: Decoded, names: list[str], more: bool, say: Say) -> list[Lesson]:

@@ -20,6 +20,7 @@ import tiny
 from morecl.classifier import ModelFolder
 from morecl.errors import InputError
 from morecl.serve import service as service_module
+from morecl.serve import teaching
 from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
 from morecl.serve.service import Service
@@ -216,6 +217,16 @@ def test_a_class_is_renamed(serve: Serve, model: Path) -> None:
     assert client.post("/undo?version=3").json()["version"]["number"] == 2
 
 
+def test_a_class_is_found_however_its_accents_are_written(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    assert client.post("/rename", files=form(old=CLASSES[0], new="r\u00e9nard")).status_code == 200
+    other = "re\u0301nard"
+    assert len(client.get("/classes/images", params={"name": other}).json()["images"]) == 8
+    assert client.post("/rename", files=form(old=other, new="caf\u00e9")).status_code == 200
+    assert client.post("/forget", files=form(name="cafe\u0301", confirm="true")).status_code == 200
+    assert ModelFolder(model).load(device="cpu").classes == [CLASSES[1]]
+
+
 def test_a_change_that_cannot_be_saved_says_why(serve: Serve, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, client = serve(QUICK)
 
@@ -246,8 +257,10 @@ def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Pat
         for path, fields in (
             ("/forget", {"name": CLASSES[0], "confirm": "true"}),
             ("/rename", {"old": "a", "new": "b"}),
+            ("/undo", {}),
         ):
-            assert client.post(path, files=form(**fields)).status_code == 409
+            response = client.post(path, files=form(**fields))
+            assert (response.status_code, response.json()["error"]) == (409, teaching.BUSY)  # no path, no process
     assert {file: file.read_bytes() for file in model.rglob("*") if file.is_file()} == before
     assert client.get("/info").json()["ends_of_unknown"].keys() == {*CLASSES}
     done = client.post("/forget", files=form(name=CLASSES[0], confirm="true")).json()
@@ -309,6 +322,7 @@ sys.stdin.readline()
 from morecl.classifier import ModelFolder
 folder = ModelFolder({str(model)!r})
 with folder.changing():
+    print('{{"step": "loading", "from": 2}}', flush=True)
     folder.commit(folder.load(1, device="cpu"), "learn", "again")
 print('{{"step": "saved", "share": 0.9}}', flush=True)
 time.sleep(60)
@@ -400,6 +414,42 @@ time.sleep(600)
     until(lambda: state(client, job)["share"] == 0.2)
     client.post(f"/jobs/{job['id']}/cancel")
     assert ended(client, job)["state"] == "cancelled"
+
+
+def test_a_lesson_cancelled_while_it_waits_did_not_make_what_another_process_saved(serve: Serve, model: Path) -> None:
+    waits = """
+import sys, time
+sys.stdin.readline()
+print('{"step": "waiting", "share": 0.1}', flush=True)
+time.sleep(600)
+"""
+    _, client = serve(waits)
+    job = teach(client, pictures(NEW, 2))
+    running(client, job)
+    folder = ModelFolder(model)
+    with folder.changing():
+        folder.commit(folder.load(device="cpu"), "again")
+    client.post(f"/jobs/{job['id']}/cancel")
+    assert ended(client, job)["state"] == "cancelled"
+
+
+def test_a_lesson_waits_for_another_process(serve: Serve, model: Path) -> None:
+    _, client = serve(f"import morecl.serve.teaching as teaching; teaching.POLL = 0.05; {QUICK}")
+    with ModelFolder(model).changing():
+        job = teach(client, pictures(NEW, 30))
+        until(lambda: state(client, job)["step"] == "waiting for another process that changes the model")
+    done = ended(client, job)
+    assert (done["state"], done["version"]) == ("done", 3), done
+
+
+def test_a_lesson_does_not_wait_for_ever(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teaching, "PATIENCE", 0.05)
+    monkeypatch.setattr(teaching, "POLL", 0.02)
+    said: list[dict[str, Any]] = []
+    with ModelFolder(model).changing(), pytest.raises(InputError) as caught:
+        teaching.teach(teaching.Order(str(model), "", [], [], False, "cpu"), said.append)
+    assert str(caught.value) == teaching.BUSY
+    assert [list(event) for event in said] == [["step"]]  # told once
 
 
 def test_bad_lessons_are_refused_at_once(serve: Serve, tmp_path: Path) -> None:
