@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,9 @@ class ListedError(ValueError):
 
 def open_image(path: str | Path) -> Image.Image:
     """The image in ``path``, upright and in RGB. Pillow's exceptions are passed on."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a named pipe would wait for ever
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with Image.open(path) as file:
         return colour(ImageOps.exif_transpose(file))
 

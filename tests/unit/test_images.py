@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from morecl.images import STRIP, as_array, colour, open_image, square, to_side
+from morecl.images import STRIP, as_array, colour, open_image, square, to_side, why_unreadable
 from morecl.nn.preprocess import InputSpec, Preprocess
 
 SPEC = InputSpec(size=8, resize=10)
@@ -22,6 +23,17 @@ RGBA = np.concatenate([COLOUR, COLOUR[..., :1]], -1)
 def test_arrays_are_taken_as_they_are() -> None:
     assert as_array(COLOUR, SPEC.resize) is COLOUR
     assert np.array_equal(as_array(torch.from_numpy(COLOUR), SPEC.resize), COLOUR)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("pipe.png")
+    monkeypatch.setattr(Image, "open", lambda path: pytest.fail(f"{path} is opened"))
+    for name in ("pipe.png", "link.png"):
+        with pytest.raises(ValueError, match="not a regular file") as caught:
+            as_array([str(tmp_path / name)], SPEC.resize)
+        assert why_unreadable(caught.value) == "not a regular file"
 
 
 def test_grey_is_repeated() -> None:

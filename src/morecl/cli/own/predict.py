@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from io import BufferedIOBase
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # these import torch
 STDIN = "-"
 NAME_WIDTH, OTHERS_WIDTH, PATH_WIDTH = 24, 30, 20  # columns: at most, at most, at least
 OTHERS = 2  # classes that come next
+CHUNK = 2**16  # bytes of stdin; far more than a path has
 
 Writer = Callable[["Answer"], None]
 
@@ -144,11 +146,24 @@ def images_in(path: str) -> Iterator[str]:
 
 
 def listed(stream: IO[bytes]) -> Iterator[str]:
-    """The paths on stdin, one per line (or ended by NUL, as ``find -print0`` does), folders as the images in them."""
-    for line in stream:
-        for text in os.fsdecode(line.rstrip(b"\r\n")).split("\0"):
-            if text.strip():
-                yield from images_in(text)
+    """The paths on stdin, one per line, folders as the images in them.
+
+    Once a NUL has come, paths end at NUL alone, as those of ``find -print0`` do: a name may hold the end of a line.
+    """
+    assert isinstance(stream, BufferedIOBase)
+    end, rest = b"\n", b""
+    while chunk := stream.read1(CHUNK):  # what is there, without waiting for more
+        end = b"\0" if b"\0" in chunk else end
+        *whole, rest = (rest + chunk).split(end)
+        for path in whole:
+            yield from _named(path, end)
+    yield from _named(rest, end)
+
+
+def _named(path: bytes, end: bytes) -> Iterator[str]:
+    text = os.fsdecode(path.removesuffix(b"\r") if end == b"\n" else path)
+    if text.strip():
+        yield from images_in(text)
 
 
 def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
