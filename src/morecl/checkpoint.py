@@ -22,7 +22,7 @@ from torch import Tensor
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.files import atomic_folder, sealed, write_json
+from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
@@ -152,6 +152,7 @@ def _read_description(path: Path) -> Description:
     try:
         value = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        refuse_newer(path / DESCRIPTION, found, LEARNER_FORMAT)
         if found != LEARNER_FORMAT:
             raise InputError(
                 f"{path / DESCRIPTION}: expected format {LEARNER_FORMAT}, found {found!s:.60}; "

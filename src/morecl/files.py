@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from morecl.errors import InputError
+from morecl import __version__
+from morecl.errors import InputError, NewerFormatError
 
 SEAL = "sha256"
 
@@ -23,6 +24,11 @@ def check_target(target: Path, example: str, option: str = "--out") -> None:
         raise InputError(f"{target} is a folder; give {option} the name of a file, such as {target / example}")
     if file := next((parent for parent in target.parents if parent.is_file()), None):
         raise InputError(f"{target} cannot be written: {file} is a file, not a folder; give {option} another name")
+    try:
+        with tempfile.TemporaryFile(dir=next(parent for parent in target.parents if parent.exists())):
+            pass  # tried, because permissions do not tell: root may write to /proc, by them
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror}); give {option} another name") from error
 
 
 @contextmanager
@@ -104,6 +110,16 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
     rest = {key: part for key, part in value.items() if key != SEAL}
     text = json.dumps(rest, sort_keys=True, allow_nan=False)
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def refuse_newer(file: Path, found: object, known: str) -> None:
+    """Raise :class:`NewerFormatError` if ``found``, the format of ``file``, is a later one than ``known``."""
+    (kind, _, number), (known_kind, _, known_number) = str(found).rpartition("/"), known.rpartition("/")
+    if kind == known_kind and number.isdecimal() and int(number) > int(known_number):
+        raise NewerFormatError(
+            f"{file} has the format {found!s:.60}, which this morecl ({__version__}) does not read; "
+            "a newer morecl is needed"
+        )
 
 
 @contextmanager

@@ -272,6 +272,15 @@ def test_a_large_photo_is_no_attack(tiny: Path, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, ""), done.err
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_is_not_readable(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(Image, "open", lambda path: pytest.fail(f"{path} is opened"))  # which would wait for ever
+    for done in (call("predict", tiny, pipe), call("predict", tiny, "-", stdin=f"{pipe}\n".encode())):
+        assert done.code == 1 and f"not readable: {pipe}: not a regular file" in done.words
+
+
 def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> None:
     done = call("evaluate", story.model, story.test, "--out", tmp_path / "page.html")
     assert done.code == 0, done.err
@@ -380,6 +389,27 @@ def test_undo_gives_back_the_answers_of_before(story: Story, tmp_path: Path) -> 
     assert [version.number for version in ModelFolder(model).versions()] == [1]
 
 
+def test_undo_does_not_say_removed_of_what_is_still_there(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("rename", copy, "1", "one").code == 0
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    done = call("undo", copy)
+    assert (done.code, done.out) == (2, "")
+    assert f"{copy}/versions/2 could not be removed: remove it by hand. Version 1 is in use" in done.words
+    assert [version.number for version in ModelFolder(copy).versions()] == [1]
+
+
+def test_an_evaluation_that_could_not_be_written_does_not_begin(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelFolder, "load", lambda *_, **__: pytest.fail("it has begun"))
+    (tmp_path / "file").touch()
+    for out in ("/proc/x.html", tmp_path / "file" / "x.html"):
+        done = call("evaluate", tiny, write_digits(tmp_path / "photos", [0], 0, 2), "--out", out)
+        assert done.code == 2 and f"{out} cannot be written" in done.words
+
+
 def test_old_versions_go_when_there_are_too_many(copy: Path, tmp_path: Path) -> None:
     for digit in (2, 3):
         photos = write_digits(tmp_path / str(digit), [digit], 0, 10)
@@ -395,6 +425,14 @@ def test_rename(copy: Path, tmp_path: Path) -> None:
         before = tree(copy)
         assert call("rename", copy, old, new).code == 2
         assert tree(copy) == before
+
+
+def test_a_class_is_found_however_its_accents_are_written(copy: Path) -> None:
+    assert call("rename", copy, "1", "cafe\u0301").code == 0
+    assert Classifier.open(copy).classes == ["0", "caf\u00e9"]
+    assert call("rename", copy, "0", "caf\u00e9").code == 2
+    assert call("forget", copy, "cafe\u0301", "--yes").code == 0
+    assert Classifier.open(copy).classes == ["0"]
 
 
 def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
@@ -704,6 +742,19 @@ def test_some_unreadable_images_are_named_and_counted(copy: Path, tmp_path: Path
     assert done.code == 0
     lines = [line for line in done.err.splitlines() if line.startswith("not readable")]
     assert len(lines) == 6 and lines[-1] == "not readable: 2 more images"
+
+
+def test_models_broken_links_and_photos_in_no_class_are_left_out(copy: Path, tmp_path: Path) -> None:
+    write_digits(tmp_path, [2], 0, 10)  # beside the model
+    (tmp_path / "2" / "gone.png").symlink_to("nowhere.png")
+    (tmp_path / "2" / "loop.png").symlink_to("loop.png")
+    (tmp_path / "stray.png").write_bytes(b"")
+    for command, code in (("learn", 0), ("evaluate", 1)):
+        done = call(command, copy, tmp_path)
+        assert done.code == code, done
+        assert done.words.count("not readable: ") == 2
+        assert done.words.count("itself, in no class folder, and is left out") == 1
+    assert Classifier.open(copy).classes == ["0", "1", "2"]
 
 
 def test_a_class_of_which_nothing_can_be_read_says_why(copy: Path, tmp_path: Path) -> None:

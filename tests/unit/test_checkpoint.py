@@ -151,7 +151,8 @@ def test_damage_is_refused_with_its_place(folder: Path, damage: str) -> None:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "wrong format": (lambda v: v.update(format="morecl.learner/9"), "found morecl.learner/9.*another version"),
+    "newer format": (lambda v: v.update(format="morecl.learner/9"), "the format morecl.learner/9.*a newer morecl"),
+    "older format": (lambda v: v.update(format="morecl.learner/1"), "found morecl.learner/1.*another version"),
     "no format": (lambda v: v.pop("format"), "found None"),
     "no classes": (lambda v: v.pop("classes"), "damaged: learner.json, classes"),
     "a class missing": (lambda v: v["classes"].pop(), "damaged: 2 classes in tasks of 3"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from morecl.errors import InputError
-from morecl.files import atomic_folder, atomic_path, write_json, write_text
+from morecl.files import atomic_folder, atomic_path, check_target, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -122,6 +122,32 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
         assert (tmp_path / "f").stat().st_mode & 0o777 == 0o750
     finally:
         os.umask(before)
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_others_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old.html").write_text("old")
+    for place in ("old.html", "new.html", "deep/er/new.html"):
+        check_target(tmp_path / place, "x.html")
+    monkeypatch.chdir(tmp_path)
+    check_target(Path("new.html"), "x.html")
+    assert names(tmp_path) == ["old.html"] and (tmp_path / "old.html").read_text() == "old"
+
+    def denied(dir: Path) -> None:
+        assert dir == tmp_path
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)  # the one who runs the tests may be root
+    for place in ("old.html", "deep/er/new.html"):
+        with pytest.raises(InputError, match=rf"{place} cannot be written \(Permission denied\); give --out another"):
+            check_target(tmp_path / place, "x.html")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
+def test_nothing_can_be_written_to_proc_even_by_root() -> None:
+    with pytest.raises(InputError, match=r"/proc/x\.html cannot be written"):
+        check_target(Path("/proc/x.html"), "x.html")
 
 
 def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:

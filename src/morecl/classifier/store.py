@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from morecl import __version__
-from morecl.errors import InputError
-from morecl.files import SEAL, atomic_folder, sealed, write_json
+from morecl.errors import InputError, NewerFormatError
+from morecl.files import SEAL, atomic_folder, refuse_newer, sealed, write_json
+from morecl.labels import composed
 from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
+    from morecl.methods import Learner
 
 FORMAT = "morecl.model/1"
 MODEL, VERSIONS, DETAILS, HELD = "model.json", "versions", "classifier.json", "held.safetensors"
@@ -141,7 +143,8 @@ class ModelFolder:
         """Keep other processes from changing the model meanwhile.
 
         Raises:
-            InputError: another process changes it.
+            BusyError: another process changes it.
+            InputError: it cannot be changed.
         """
         self.exists()  # refuses a folder that holds something else
         if self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK):
@@ -188,7 +191,7 @@ class ModelFolder:
         return number
 
     def undo(self) -> Version:
-        """Go back to the version before; the newest one is removed. Returns the one that is now in use."""
+        """Go back to the version before; the newest one is removed, if it can be. Returns the one now in use."""
         history = self._history()
         if len(history.versions) < 2:
             raise InputError(f"{self.path} has no earlier version to go back to")
@@ -246,6 +249,8 @@ class ModelFolder:
             raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
         try:
             return _read_sealed(file, History)
+        except NewerFormatError:
+            raise
         except InputError as error:
             if isinstance(error.__cause__, OSError):  # it is whole, but may not be read
                 raise
@@ -350,6 +355,7 @@ def _read(folder: Path, device: str | None) -> Classifier:
         raise InputError(f"{folder} is damaged: {DETAILS} and {HELD} do not fit its learner")
     if not np.isfinite(held["ood_scores"]).all():
         raise InputError(f"{folder} is damaged: {HELD} holds scores that are not finite")
+    _compose_names(learner)
     return Classifier(
         learner,
         held=HeldBack(held["images"], held["columns"]),
@@ -358,6 +364,13 @@ def _read(folder: Path, device: str | None) -> Classifier:
         curve=details.curve,
         measured=Measured(held["ood_scores"], held["right"], details.temperature),
     )
+
+
+def _compose_names(learner: Learner) -> None:
+    """Spell names as new ones are; earlier versions of morecl kept them as given. Two that would be one stay two."""
+    for name in list(learner.classes):
+        if isinstance(name, str) and composed(name) != name and composed(name) not in learner.classes:
+            learner.rename(name, composed(name))
 
 
 def _read_held(file: Path, sha256: str) -> dict[str, Any]:
@@ -381,6 +394,8 @@ def _read_sealed(file: Path, kind: type[T]) -> T:
     """A JSON file of this format, checked against its seal."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(value, dict):
+            refuse_newer(file, value.get("format"), FORMAT)
         if not isinstance(value, dict) or value.get("format") != FORMAT or value != sealed(value):
             raise InputError(f"{file} is damaged, or was written by another version of morecl (expected {FORMAT})")
         return kind.model_validate({key: part for key, part in value.items() if key not in ("format", SEAL)})

@@ -52,6 +52,19 @@ def test_a_model_comes_back_as_it_was(first: Classifier, model: ModelFolder) -> 
     assert first.classes == ["k0", "k1"]
 
 
+def test_names_of_an_earlier_morecl_are_spelled_anew_unless_two_would_be_one(tmp_path: Path) -> None:
+    made = classifier(0, 1, 2)
+    made.learner.classes[:] = ["cafe\u0301", "re\u0301nard", "r\u00e9nard"]
+    made.save(tmp_path / "old")
+    opened = Classifier.open(tmp_path / "old")
+    assert opened.classes == ["caf\u00e9", "re\u0301nard", "r\u00e9nard"]
+    asked = list(tiny.pictures(0, 3, draw=1))
+    labels = [answer.top[0].label for answer in made.predict(asked)]
+    assert [a.top[0].label for a in opened.predict(asked)] == [n.replace("cafe\u0301", "caf\u00e9") for n in labels]
+    opened.forget("re\u0301nard")
+    assert opened.classes == ["caf\u00e9", "r\u00e9nard"]
+
+
 def test_versions_and_undo(first: Classifier, model: ModelFolder) -> None:
     grown = Classifier.open(model.path)
     grown.learn(list(tiny.pictures(2, 12)), ["k2"] * 12)
@@ -110,7 +123,7 @@ def test_a_version_that_is_not_damaged_is_not_to_be_removed(
     whole = (folder / DETAILS).read_text()
     (folder / DETAILS).write_text(whole.replace("morecl.model/1", "morecl.model/7"))
     assert (folder / DETAILS).read_text() != whole
-    with pytest.raises(InputError, match="another version of morecl") as caught:
+    with pytest.raises(InputError, match=r"classifier\.json has the format morecl.model/7") as caught:
         model.load()
     assert "undo" not in str(caught.value)
     (folder / DETAILS).write_text(whole)
@@ -124,6 +137,28 @@ def test_a_version_that_is_not_damaged_is_not_to_be_removed(
     with pytest.raises(InputError, match="Permission denied") as caught:
         model.load()
     assert "undo" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "known", "newer"),
+    [
+        (MODEL, "morecl.model/1", "morecl.model/2"),
+        (f"{VERSIONS}/1/{DETAILS}", "morecl.model/1", "morecl.model/10"),
+        (f"{VERSIONS}/1/learner.json", "morecl.learner/2", "morecl.learner/3"),
+    ],
+)
+def test_a_newer_format_needs_a_newer_morecl(file: str, known: str, newer: str, model: ModelFolder) -> None:
+    text = (model.path / file).read_text()
+    (model.path / file).write_text(text.replace(known, newer))  # the seal is broken, too
+    with pytest.raises(InputError) as caught:
+        model.load()
+    assert str(caught.value) == (
+        f"{model.path / file} has the format {newer}, which this morecl ({morecl.__version__}) does not read; "
+        "a newer morecl is needed"
+    )
+    (model.path / file).write_text(text.replace(known, known[:-1] + "0"))
+    with pytest.raises(InputError, match="is damaged, or was written by another version of morecl"):
+        model.load()
 
 
 def test_without_a_whole_version_nobody_is_sent_back(first: Classifier, model: ModelFolder) -> None:

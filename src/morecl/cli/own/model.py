@@ -35,7 +35,7 @@ from morecl.cli.own.common import (
     size,
 )
 from morecl.cli.terminal import FAILED, exit_interrupted, output_console
-from morecl.errors import InputError, unknown_name
+from morecl.errors import InputError
 from morecl.interrupts import sigterm_as_interrupt
 
 if TYPE_CHECKING:  # these import torch
@@ -147,10 +147,14 @@ def undo(model: Model) -> None:
 
     The version before it is in use again; the newest one is removed.
     """
+    from morecl.classifier.store import VERSIONS
+
     store = existing(model)
     with store.changing():
         newest = store.versions()[-1]
         now = store.undo()
+    if (left := store.path / VERSIONS / str(newest.number)).exists():
+        raise InputError(f"{left} could not be removed: remove it by hand. Version {now.number} is in use")
     print(f"removed version {newest.number} ({newest.action} {newest.what}); version {now.number} is in use")
 
 
@@ -181,8 +185,6 @@ def forget(
 
     store = existing(model)
     with _changed(store) as (_, classifier):
-        if name not in classifier.classes:
-            raise unknown_name("class", name, classifier.classes)
         if not yes:
             warning = changes.end_of_unknown(classifier, name)
             if not sys.stdin.isatty():
