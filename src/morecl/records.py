@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from morecl.errors import InputError
-from morecl.files import compact_json, write_text
+from morecl.files import compact_json, refuse_newer, write_text
 
 SCHEMA: Literal["morecl.result/1"] = "morecl.result/1"
 ROUNDING = 1e-6  # a mean of values of 100 may exceed 100 by a rounding error
@@ -181,9 +181,8 @@ def read_record(path: Path) -> Record:
         raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg})") from error
     except (ValueError, RecursionError) as error:  # a number or a list that is far too long or deep
         raise InputError(f"{path} is not a morecl record: {error}") from error
-    schema = value.get("schema") if isinstance(value, dict) else None
-    if isinstance(schema, str) and schema.startswith(SCHEMA.partition("/")[0]) and schema != SCHEMA:
-        raise InputError(f"{path} is a record of another version of morecl ({schema}); this one reads {SCHEMA}")
+    if isinstance(value, dict):
+        refuse_newer(path, value.get("schema"), SCHEMA)
     try:
         return Record.model_validate(value)
     except ValidationError as error:

@@ -134,3 +134,23 @@ def test_no_kernel_of_the_sweep_is_much_faster_than_those_of_the_mlp(row: str) -
         fastest = min(us for name, us in times.items() if not name.startswith("product alone"))
         assert times[ours] <= 1.08 * fastest
         assert cell.split(", ")[-1] == f"{times[ours]:.0f}"
+
+
+IN_STEPS = "ping-pong, tokens kept, groups of 8 warps, 4 slots", "program by program"  # those that steps chose from
+
+
+def test_what_the_page_says_of_ping_pong_and_of_masks_is_in_the_record() -> None:
+    cases = read("pingpong-sweep")["cases"]
+    text = " ".join(PAGE.split())
+
+    def change(case: str, after: str | tuple[str, ...]) -> str:
+        fastest = min(min(times) for name, times in cases[case].items() if name.endswith(after))
+        return f"{fastest:.0f} instead of {min(cases[case]['before']):.0f}"
+
+    forward, backward, narrow, narrow_backward = (
+        change(f"{case}/{dim}", IN_STEPS) for dim in (384, 192) for case in ("fc1, GELU", "d W2, GELU'")
+    )
+    assert f"takes {forward.replace(' ', ' us ', 1)} and the gradient's {backward}" in text
+    assert f"with 192 dimensions {narrow} and {narrow_backward}" in text
+    wide, small, large = (change(f"attention, backward/{dim}", "no masks in whole tiles") for dim in (384, 192, 768))
+    assert f"its gradient takes {wide.replace(' ', ' us ', 1)}, with 192 dimensions {small}, with 768 {large}." in text

@@ -126,20 +126,11 @@ def test_json_that_python_cannot_read_is_no_record(tmp_path: Path, text: str) ->
         read_record(path)
 
 
-def test_a_record_of_another_version_says_so(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_version_says_so(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_record(path, make_record())
     path.write_text(path.read_text().replace("morecl.result/1", "morecl.result/2"))
-    with pytest.raises(
-        InputError, match=r"of another version of morecl \(morecl.result/2\); this one reads morecl.result/1"
-    ):
-        read_record(path)
-
-
-def test_every_committed_record_can_be_read() -> None:
-    paths = list((Path(__file__).parents[2] / "results").rglob("result.json"))
-    assert paths
-    for path in paths:
+    with pytest.raises(InputError, match=r"has the format morecl\.result/2.*a newer morecl is needed"):
         read_record(path)
 
 

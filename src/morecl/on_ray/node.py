@@ -64,7 +64,7 @@ def carry_out(run: PlannedRun, around: Surroundings, cards: float, attempt: int)
     environment = {**child.environment_for(None), **around.variables, **({} if cards else _HIDDEN)}
     if cards < 1:
         environment[SHARED] = "1"
-    process = child.Child(run, environment, cwd=around.directory, bound=True)
+    process = child.Child(run, environment, cwd=around.directory)
     try:
         while True:  # in steps, so that Ray can interrupt it
             try:

@@ -41,11 +41,16 @@ class RunRequest(BaseModel):
     @property
     def benchmark_name(self) -> str:
         """In records and tables: of a recipe file or a folder the name alone, wherever it was called from."""
+        prefix, path = self._place
+        return self.benchmark if path is None else f"{prefix}{path.resolve().name}"
+
+    @property
+    def _place(self) -> tuple[str, Path | None]:
+        """``folder:`` or nothing, and the path of the benchmark, if it is a folder or a recipe file."""
         prefix = FOLDER if self.benchmark.startswith(FOLDER) and self.benchmark != FOLDER else ""
         if not prefix and not self.benchmark.endswith(".toml"):
-            return self.benchmark
-        path = Path.cwd() / self.directory / Path(self.benchmark.removeprefix(prefix)).expanduser()
-        return f"{prefix}{path.resolve().name}"
+            return "", None
+        return prefix, Path.cwd() / self.directory / Path(self.benchmark.removeprefix(prefix)).expanduser()
 
     def resolve(self) -> ResolvedRun:
         """Resolve paths and load the recipe.
@@ -54,11 +59,8 @@ class RunRequest(BaseModel):
             InputError: the benchmark does not exist or is not valid.
         """
         base = Path.cwd() / self.directory
-        benchmark = self.benchmark
-        if benchmark.startswith(FOLDER) and benchmark != FOLDER:
-            benchmark = f"{FOLDER}{base / Path(benchmark.removeprefix(FOLDER)).expanduser()}"
-        elif benchmark.endswith(".toml"):
-            benchmark = str(base / Path(benchmark).expanduser())
+        prefix, path = self._place
+        benchmark = self.benchmark if path is None else f"{prefix}{path}"
         return ResolvedRun(
             request=self,
             benchmark=benchmark,
@@ -122,9 +124,8 @@ class ResolvedRun:
         keys = ("tasks", "train_per_class", "test_per_class")
         asked = {key: getattr(self.request, key) for key in keys}
         numbers = {key: getattr(recipe, key) if value is None else value for key, value in asked.items()}
-        classes = None if recipe.classes is None else list(recipe.classes)
-        data = {"dataset": recipe.dataset, "classes": classes, "folder_size": recipe.folder_size, **numbers}
-        return data | {"settings": self._recipe_settings}
+        data = {key: getattr(recipe, key) for key in ("dataset", "classes", "folder_size")}
+        return data | numbers | {"settings": self._recipe_settings}
 
     def recipe_changed(self) -> bool:
         """Since the run began. What the plan of an older run does not have is not compared."""

@@ -32,13 +32,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """A run in its own process. ``bound``: it is stopped when this process ends, even if that is killed (on Linux)."""
+    """A run in its own process. It is stopped when this process ends, on Linux even if that is killed."""
 
-    def __init__(
-        self, run: PlannedRun, environment: Mapping[str, str], *, cwd: Path | None = None, bound: bool = False
-    ):
+    def __init__(self, run: PlannedRun, environment: Mapping[str, str], cwd: Path | None = None):
         arguments = command(run)
-        if bound and sys.platform == "linux":
+        if sys.platform == "linux":
             arguments = [sys.executable, "-c", _BIND, str(os.getpid()), *arguments]
         with log_of(run).open("ab") as output:
             # Own session: Ctrl-C in the terminal reaches only this process, which then stops the others.

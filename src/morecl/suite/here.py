@@ -76,7 +76,7 @@ class LocalJob:
         self.run = run
         self.card = card
         self._begin = child.opened_log(run)
-        self.child = child.Child(run, environment, bound=True)
+        self.child = child.Child(run, environment)
 
     def ended(self) -> bool:
         return self.child.process.poll() is not None

@@ -335,6 +335,13 @@ time.sleep(60)
     assert client.get("/ready").json()["version"] == 3
 
 
+def save_again(model: Path) -> None:
+    """As another process does: a further version, as the newest."""
+    folder = ModelFolder(model)
+    with folder.changing():
+        folder.commit(folder.load(device="cpu"), "again")
+
+
 def test_a_change_made_elsewhere_is_noticed(serve: Serve, model: Path) -> None:
     service, client = serve(SLOW)
     folder = ModelFolder(model)
@@ -365,9 +372,7 @@ def test_a_version_that_the_device_cannot_hold_stops_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(service, "_read", too_large)
-        folder = ModelFolder(model)
-        with folder.changing():
-            folder.commit(folder.load(device="cpu"), "again")
+        save_again(model)
         until(lambda: client.get("/ready").json()["problem"])
         assert client.get("/ready").json() == {
             "status": "ready",
@@ -408,9 +413,7 @@ time.sleep(600)
     _, client = serve(waits)
     job = teach(client, pictures(NEW, 2))
     running(client, job)
-    folder = ModelFolder(model)
-    with folder.changing():
-        folder.commit(folder.load(device="cpu"), "again")
+    save_again(model)
     until(lambda: state(client, job)["share"] == 0.2)
     client.post(f"/jobs/{job['id']}/cancel")
     assert ended(client, job)["state"] == "cancelled"
@@ -426,9 +429,7 @@ time.sleep(600)
     _, client = serve(waits)
     job = teach(client, pictures(NEW, 2))
     running(client, job)
-    folder = ModelFolder(model)
-    with folder.changing():
-        folder.commit(folder.load(device="cpu"), "again")
+    save_again(model)
     client.post(f"/jobs/{job['id']}/cancel")
     assert ended(client, job)["state"] == "cancelled"
 
