@@ -105,6 +105,18 @@ def _of_rows(pointer, first, HEADS: tl.constexpr, LENGTH: tl.constexpr, SIZE: tl
 
 
 @triton.jit
+def _of_both(one, other, first, HEADS: tl.constexpr, LENGTH: tl.constexpr, SIZE: tl.constexpr, IS_REST: tl.constexpr):
+    """(SIZE,) and (SIZE,), two numbers of each row. Loaded together they are enough for Triton to spread over all
+    threads; alone, every thread would load all those that it needs itself, 32 of them.
+    """
+    row = first + tl.arange(0, SIZE)
+    place = tl.where((tl.arange(0, 2) == 0)[None, :], (one + row * HEADS)[:, None], (other + row * HEADS)[:, None])
+    if IS_REST:
+        return tl.split(tl.load(place, mask=(row < LENGTH)[:, None], other=0.0))
+    return tl.split(tl.load(place))
+
+
+@triton.jit
 def _store_rows(
     pointer,
     first,
@@ -171,10 +183,10 @@ def _attend_from(
     top = tl.full((SIZE,), float("-inf"), tl.float32)
     out = tl.zeros((SIZE, WIDTH), tl.float32)
     whole: tl.constexpr = LENGTH // TILE * TILE
+    if REST:  # before the loop, so that it is loaded together with q
+        total, top, out = _attend_to(q, qkv + dim, whole, total, top, out, dim, LENGTH, REST, WIDTH, True)
     for start in range(0, whole, TILE):
         total, top, out = _attend_to(q, qkv + dim, start, total, top, out, dim, LENGTH, TILE, WIDTH, False)
-    if REST:
-        total, top, out = _attend_to(q, qkv + dim, whole, total, top, out, dim, LENGTH, REST, WIDTH, True)
     _store_rows(o, first, dim, out / total[:, None], LENGTH, SIZE, WIDTH, IS_REST)
     row = first + tl.arange(0, SIZE)
     tl.store(logs + row * HEADS, top + tl.log2(total), mask=row < LENGTH)
@@ -224,10 +236,10 @@ def _from_queries(
     """Continue dK and dV with the queries from ``first`` on. After the last, they and dO are zero and add nothing."""
     q = _rows(queries, first, 3 * HEADS * WIDTH, LENGTH, SIZE, WIDTH, IS_REST)
     do = _rows(g, first, HEADS * WIDTH, LENGTH, SIZE, WIDTH, IS_REST)
-    log = _of_rows(logs, first, HEADS, LENGTH, SIZE, IS_REST)
+    log, at = _of_both(logs, delta, first, HEADS, LENGTH, SIZE, IS_REST)
     p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :])  # transposed: keys x queries
     dv = tl.dot(p.to(do.dtype), do, dv)
-    ds = p * (tl.dot(v, tl.trans(do)) - _of_rows(delta, first, HEADS, LENGTH, SIZE, IS_REST)[None, :])
+    ds = p * (tl.dot(v, tl.trans(do)) - at[None, :])
     return tl.dot(ds.to(q.dtype), q, dk), dv
 
 
@@ -286,10 +298,10 @@ def _gradients_of(
     v = _rows(qkv + 2 * dim, first, stride, LENGTH, SIZE, WIDTH, IS_REST)
     dk = tl.zeros((SIZE, WIDTH), tl.float32)
     dv = tl.zeros((SIZE, WIDTH), tl.float32)
-    for start in range(0, whole, TILE):
-        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     if REST:
         dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, whole, scale, HEADS, WIDTH, LENGTH, REST, True)
+    for start in range(0, whole, TILE):
+        dk, dv = _from_queries(k, v, dk, dv, qkv, g, delta, logs, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     _store_rows(gradient + dim, first, stride, dk * unit, LENGTH, SIZE, WIDTH, IS_REST)
     _store_rows(gradient + 2 * dim, first, stride, dv, LENGTH, SIZE, WIDTH, IS_REST)
 
@@ -298,10 +310,10 @@ def _gradients_of(
     log = _of_rows(logs, first, HEADS, LENGTH, SIZE, IS_REST)
     at = _of_rows(delta, first, HEADS, LENGTH, SIZE, IS_REST)
     dq = tl.zeros((SIZE, WIDTH), tl.float32)
-    for start in range(0, whole, TILE):
-        dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     if REST:
         dq = _from_keys(q, do, log, at, dq, qkv + dim, whole, scale, HEADS, WIDTH, LENGTH, REST, True)
+    for start in range(0, whole, TILE):
+        dq = _from_keys(q, do, log, at, dq, qkv + dim, start, scale, HEADS, WIDTH, LENGTH, TILE, False)
     _store_rows(gradient, first, stride, dq * unit, LENGTH, SIZE, WIDTH, IS_REST)
 
 
