@@ -49,7 +49,10 @@ class _WithLaunchers:
 
     @staticmethod
     def _compile(compile_kernel: Callable[[], Any]) -> Any:
-        kernel = compile_kernel()
+        try:
+            kernel = compile_kernel()
+        except SystemError:  # Python 3.11's parser, when another thread parsed at the same moment
+            kernel = compile_kernel()
         # stays in Triton's cache, where the launch finds it
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
         return kernel
