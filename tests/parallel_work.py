@@ -1,6 +1,7 @@
 """What each rank does in tests/parallel: ``torchrun --nproc-per-node 2 tests/parallel_work.py OUT``.
 
-Without torchrun the same functions give what one process alone finds. At last rank 1 kills itself.
+Without torchrun the same functions give what one process alone finds. At last rank 1 kills itself. With ``cuda`` behind
+OUT they only learn, both on the same card.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "ncm, trained backbone": ("ncm", {"freeze_backbone": False}),
     "derpp, augmented": ("derpp", {"augment": True}),
 }
+ON_A_CARD = ("more", "morerp", "hat", "joint", "derpp")
 RUN_SETTINGS = settings_for("more", epochs=2, memory_size=20)
 
 Arrays = dict[str, Any]
 
 
 def double_trunk(
-    prefix: Tensor, norms: Any, adapters: AdapterWeights, body: Any = None, *, compiled: bool = False
+    prefix: Tensor, norms: Any, adapters: AdapterWeights, body: Any = None, *, masks: Any = None, compiled: bool = False
 ) -> Tensor:
     """A network in float64 that uses norms and adapters as the real one does, row by row: (B, L, D) -> (B, D)."""
+    adapters = adapters if masks is None else adapters.under(masks)
     weight, bias = norms if isinstance(norms, tuple) else (norms.weight, norms.bias)
     h = prefix.double()
     for a in range(len(adapters.w1)):
@@ -96,11 +99,11 @@ def gradient_of_inputs(group: Group | None, size: int) -> Arrays:
     return {"x": x.grad.numpy(), "w": w.grad.numpy()}
 
 
-def learned(group: Group | None, variant: str) -> Arrays:
+def learned(group: Group | None, variant: str, device: str = "cpu") -> Arrays:
     """Two tasks with a last batch of one image: all that was learned, features before and after the second task, and
     the answers."""
     method, changes = VARIANTS[variant]
-    learner = create(method, seed=1, eval_batch_size=4, **changes)
+    learner = create(method, seed=1, eval_batch_size=4, device=device, **changes)
     learner.checked_images = 0
     learner.join(group)
     fresh = task([0, 1, 2, 3], [0, 1, 2, 3], 2, draw=5)[0]
@@ -110,7 +113,7 @@ def learned(group: Group | None, variant: str) -> Arrays:
     before = learner.features(fresh)
     images, labels = task([2, 3], [2, 3], 5)
     learner.learn_task(images[:9], labels[:9], lambda event: losses.append(event.loss))
-    found = {f"state {key}": value.detach().numpy() for key, value in learner.state().items()}
+    found = {f"state {key}": value.detach().cpu().numpy() for key, value in learner.state().items()}
     if group is not None:
         group.require_same(learner.state(), "in this test")
     return found | {
@@ -165,6 +168,13 @@ def main(out: Path) -> None:
     run_until_killed(out / "killed")
 
 
+def main_on_a_card(out: Path) -> None:
+    with parallel.joined() as group:
+        assert group is not None
+        for variant in ON_A_CARD:
+            np.savez(out / f"{variant}-{group.rank}.npz", **learned(group, variant, "cuda"))
+
+
 def run_until_killed(out: Path) -> None:
     """The same run from the command line. Rank 1 kills itself in the middle of the second task."""
     original = More._back_update
@@ -182,4 +192,4 @@ def run_until_killed(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (main_on_a_card if sys.argv[2:] == ["cuda"] else main)(Path(sys.argv[1]))

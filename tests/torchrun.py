@@ -1,4 +1,4 @@
-"""Starts two ranks on the CPU."""
+"""Starts two ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parent
 
 def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     """``torchrun --nproc-per-node 2 ARGUMENTS``."""
-    paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},

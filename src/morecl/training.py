@@ -13,8 +13,12 @@ from torch import Tensor
 from morecl.errors import DivergedError
 from morecl.nn.capture import Batch as Batch
 from morecl.nn.capture import CapturedStep
+from morecl.nn.fused import AVAILABLE, supports_device
 from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone, Listener
+
+if AVAILABLE:
+    from morecl.nn.kernels import sgd
 
 WholeEpoch = Callable[[Iterable[Batch]], tuple[Tensor, int]]  # see :func:`fit`
 
@@ -45,6 +49,9 @@ class ProtectedSGD:
         self._weight_decay, self._nesterov = weight_decay, nesterov
         self._velocity = [torch.zeros_like(p) for p in self._parameters]
         self._gates = [gate.expand_as(p).contiguous() for p, gate in zip(self._parameters, gates or [], strict=False)]
+        # a network of many tensors is better off with torch's own kernels
+        in_kernel = AVAILABLE and len(self._parameters) <= sgd.MOST and all(map(_suits_kernel, self._parameters))
+        self._sizes = sgd.sizes_of(self._parameters) if in_kernel else None
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -56,6 +63,12 @@ class ProtectedSGD:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(gradients) != len(self._parameters):
             raise RuntimeError("a parameter of this optimiser got no gradient")
+        if self._sizes is not None:
+            sgd.step(
+                self._parameters, [g.contiguous() for g in gradients], self._velocity, self._gates, self._sizes,
+                lr=lr, momentum=momentum, weight_decay=self._weight_decay, nesterov=self._nesterov,
+            )  # fmt: skip
+            return
         if self._weight_decay:
             gradients = list(torch._foreach_add(gradients, self._parameters, alpha=self._weight_decay))
         torch._foreach_mul_(self._velocity, momentum)
@@ -73,6 +86,11 @@ class ProtectedSGD:
     def tensors(self) -> list[Tensor]:
         """All tensors that a step changes."""
         return [*(p.data for p in self._parameters), *self._velocity]
+
+
+def _suits_kernel(parameter: Tensor) -> bool:
+    is_plain = parameter.dtype == torch.float32 and parameter.is_contiguous()
+    return is_plain and supports_device(parameter.device)
 
 
 def fit(

@@ -156,8 +156,10 @@ def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monk
     def trunk(x: Tensor, norms: tuple[Tensor, Tensor], adapters: AdapterWeights, *rest: Any) -> Tensor:
         nonlocal calls
         calls += 1
-        observe_last = rest[-1]
-        return second._plain_trunk(x, norms, adapters, None, False, observe_last)
+        *_, observe_last, masks = rest
+        return second._plain_trunk(
+            x, norms, adapters if masks is None else adapters.under(masks), None, False, observe_last
+        )
 
     monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: adapters.w1.dim() == 3)
     monkeypatch.setattr(fused, "trunk", trunk)

@@ -87,7 +87,7 @@ def test_a_neuron_that_is_as_good_as_closed_can_be_opened_again(se: float) -> No
     adapters = Adapters(1, 7, 4)
     for parameter, value in zip(adapters.parameters(), (w1, b1, w2, b2), strict=True):
         parameter.data.copy_(torch.from_numpy(value)[None])
-    weights = adapters.weights(m1, torch.ones(1, 7))
+    weights = adapters.weights().under(torch.cat([m1, torch.ones(1, 7)], 1))
     hidden = torch.relu(torch.from_numpy(h).float() @ weights.w1[0].T + weights.b1[0])
     ((hidden @ weights.w2[0].T + weights.b2[0]) * torch.from_numpy(up).float()).sum().backward()
     pre = h @ w1.T + b1  # m1 > 0 scales it and leaves its sign

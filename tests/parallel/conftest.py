@@ -27,3 +27,12 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
             (out / "killed.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
     assert (out / "killed").exists(), (out / "killed.json").read_text()
     return out
+
+
+@pytest.fixture(scope="module")
+def two_ranks_on_a_card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks that share a card left."""
+    out = tmp_path_factory.mktemp("card")
+    done = torchrun(parallel_work.__file__, out, "cuda")
+    assert done.returncode == 0, done.stderr
+    return out

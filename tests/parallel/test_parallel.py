@@ -72,6 +72,19 @@ def test_features_of_a_finished_task_do_not_change(two_ranks: Path, variant: str
         assert torch.equal(torch.from_numpy(found["before"]), torch.from_numpy(found["after"]))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", work.ON_A_CARD)
+def test_two_ranks_on_one_card_learn_what_one_process_learns(two_ranks_on_a_card: Path, variant: str) -> None:
+    one, other = of_ranks(two_ranks_on_a_card, variant)
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+    expected = work.learned(None, variant, "cuda")
+    assert (one["scores"].argmax(1) == expected["scores"].argmax(1)).all()
+    assert_close(one, expected, 1e-3)
+    if variant in FINISHED:
+        assert torch.equal(torch.from_numpy(one["before"]), torch.from_numpy(one["after"]))
+
+
 def test_ranks_that_differ_are_told_what_in(two_ranks: Path) -> None:
     for rank in range(2):
         told = json.loads((two_ranks / f"told-{rank}.json").read_text())

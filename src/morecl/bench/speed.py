@@ -29,7 +29,6 @@ from morecl.bench.common import (
 from morecl.bench.prediction import grown
 from morecl.bench.start import first_step
 from morecl.methods.more import More
-from morecl.nn.hard_attention import split
 from morecl.nn.tokens import Tokens
 from morecl.progress import EpochDone
 
@@ -243,7 +242,7 @@ def training_flop(learner: More) -> float:
     net, config = learner.tasks[-1], learner.config
     tokens = learner.prepare(made_up_images(8)).range(0, 8)
     with FlopCounterMode(display=False) as counter:
-        weights = learner.adapters.weights(*split(net.embedding, config.bottleneck))
+        weights = learner.adapters.weights().under(net.embedding)
         net.head(learner.network.trunk(tokens, net.norms, weights, learner.body, plain=True)).sum().backward()
     learner.model.zero_grad()
     replayed = config.memory_batch_size / config.batch_size

@@ -147,8 +147,7 @@ class MaskedLearner(Learner):
 
         def loss(x: Tensor, y: Tensor, weight: Tensor, s: Tensor) -> Tensor:
             a = attention(net.embedding, s, config.s_max)  # Eq. 8
-            adapters = self.adapters.weights(*split(a, config.bottleneck))  # Eq. 9
-            features = self._trunk(x, net.norms, adapters, self.body)
+            features = self._trunk(x, net.norms, self.adapters.weights(), self.body, masks=a)  # Eq. 9
             errors = F.cross_entropy(net.head(features), y, reduction="none")
             return (errors * weight).sum() / weight.sum() + regulariser(a, before, config.lamb)  # Eq. 13
 

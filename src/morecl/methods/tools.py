@@ -66,6 +66,7 @@ class TrainingTools:
         norms: NormWeights | None = None,
         adapters: AdapterWeights | None = None,
         body: ViT | None = None,
+        masks: Tensor | None = None,
     ) -> Tensor:
         """Features (B, D) of a batch of tokens, see :meth:`AdaptedViT.trunk`; with gradients if they are enabled.
 
@@ -76,8 +77,10 @@ class TrainingTools:
         whole = torch.is_grad_enabled() and len(prefix) >= self.config.batch_size
         several = isinstance(norms, tuple) and norms[0].dim() > 2
         if self.group is not None and not (self._is_part or several):
+            if masks is not None and adapters is not None:
+                adapters = adapters.under(masks)
             return self._divided_trunk(self.group, prefix, norms, adapters, body, compiled=self.compiled and whole)
-        return self.network.trunk(prefix, norms, adapters, body, compiled=self.compiled and whole)
+        return self.network.trunk(prefix, norms, adapters, body, masks=masks, compiled=self.compiled and whole)
 
     def _divided_trunk(
         self,

@@ -31,6 +31,12 @@ class AdapterWeights(NamedTuple):
     w2: Tensor
     b2: Tensor
 
+    def under(self, masks: Tensor) -> AdapterWeights:
+        """Under masks m1 and m2 side by side (A, K + D), which get gradients."""
+        bottleneck = self.w1.shape[1]
+        m1, m2 = masks[:, :bottleneck], masks[:, bottleneck:]
+        return AdapterWeights(m1[..., None] * self.w1, m1 * self.b1, m2[..., None] * self.w2, m2 * self.b2)
+
 
 class Adapters(nn.Module):
     """The A adapters of a network, stacked. ``w2`` and ``b2`` start at zero: a new adapter is the identity."""
@@ -49,11 +55,9 @@ class Adapters(nn.Module):
         for zero in (self.b1, self.w2, self.b2):
             nn.init.zeros_(zero)
 
-    def weights(self, m1: Tensor | None = None, m2: Tensor | None = None) -> AdapterWeights:
-        """The weights under masks m1 (A, K) and m2 (A, D), which get gradients; unchanged without masks."""
-        if m1 is None or m2 is None:
-            return AdapterWeights(self.w1, self.b1, self.w2, self.b2)
-        return AdapterWeights(m1[..., None] * self.w1, m1 * self.b1, m2[..., None] * self.w2, m2 * self.b2)
+    def weights(self) -> AdapterWeights:
+        """The weights without masks, see :meth:`AdapterWeights.under`."""
+        return AdapterWeights(self.w1, self.b1, self.w2, self.b2)
 
     @torch.no_grad()
     def folded(self, masks: Sequence[tuple[Tensor, Tensor]]) -> AdapterWeights:

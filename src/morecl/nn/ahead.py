@@ -19,6 +19,7 @@ from morecl.nn import fused
 from morecl.nn.adapter import AdapterWeights
 
 if fused.AVAILABLE:
+    from morecl.nn.kernels import sgd
     from morecl.nn.kernels.compiling import compile_all
 
 _background = ThreadPoolExecutor(1, "ahead")
@@ -65,7 +66,8 @@ def wait() -> None:
 def train_without_products(
     shape: tuple[int, int, int], bottleneck: int, frozen: Sequence[fused.BlockWeights], heads: int
 ) -> None:
-    """Run :func:`morecl.nn.fused.trunk` forward and backward on the CPU, on numbers that do not matter."""
+    """Run :func:`morecl.nn.fused.trunk` forward and backward on the CPU, without and with masks, and a step of SGD that
+    also has masks and a head, all on numbers that do not matter."""
     dim, count = shape[2], 2 * len(frozen)
     blocks = [{name: torch.empty(w.shape, dtype=w.dtype) for name, w in block.items()} for block in frozen]
     norms = torch.empty(count + 1, dim), torch.empty(count + 1, dim)
@@ -73,9 +75,14 @@ def train_without_products(
     adapters = AdapterWeights(*(torch.empty(count, *size) for size in sizes))
     trained = [part.requires_grad_() for part in (*norms, *adapters)]
     tokens = torch.empty(shape, dtype=frozen[0]["attn.qkv.weight"].dtype)
-    with torch.enable_grad(), _NoProducts():
-        features = fused.trunk(tokens, norms, adapters, blocks, heads, (0.0, 0.0))
-        torch.autograd.grad(features.sum(), trained)
+    masks = torch.empty(count, bottleneck + dim, requires_grad=True)
+    for given in (None, masks):
+        with torch.enable_grad(), _NoProducts():
+            features = fused.trunk(tokens, norms, adapters, blocks, heads, (0.0, 0.0), masks=given)
+            torch.autograd.grad(features.sum(), trained)
+    every = [part.detach() for part in (*adapters, *norms, masks, torch.empty(2, dim), torch.empty(2))]
+    gates, sizes = every[: len(adapters)], sgd.sizes_of(every)
+    sgd.step(every, every, every, gates, sizes, lr=0.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
 class _NoProducts(TorchDispatchMode):

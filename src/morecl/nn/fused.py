@@ -47,7 +47,7 @@ def _has_triton() -> bool:
 AVAILABLE = _has_triton()
 
 if AVAILABLE:
-    from morecl.nn.kernels import adapter, attention, branch, class_token, norm
+    from morecl.nn.kernels import adapter, attention, branch, class_token, norm, weights
 
 MAX_DIM = 768  # nothing wider was measured
 
@@ -119,17 +119,18 @@ def supports_batch(tokens: Tensor, adapters: AdapterWeights) -> bool:
     return (
         tokens.is_cuda
         and tokens.dtype in (torch.bfloat16, torch.float16)
-        and _supports_device(tokens.device)
+        and supports_device(tokens.device)
         and len(tokens) > 0
         and adapters.w1.dim() == 3
         and adapters.w1.shape[1] <= max(adapter.WIDTHS)
     )
 
 
-@functools.cache
-def _supports_device(device: torch.device) -> bool:
+def supports_device(device: torch.device) -> bool:
     """Whether it is an NVIDIA GPU whose matrix units support bfloat16."""
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def trunk(
@@ -140,6 +141,7 @@ def trunk(
     heads: int,
     eps: tuple[float, float],
     observe_last: Callable[[Tensor], object] | None = None,
+    masks: Tensor | None = None,
 ) -> Tensor:
     """All blocks and the last norm: tokens (B, L, D) -> the class token's features (B, D).
 
@@ -149,11 +151,17 @@ def trunk(
         frozen: weights of the n blocks.
         eps: of the blocks' norms and of the last norm.
         observe_last: called with the tokens (B, L, D) that enter the last block.
+        masks: of the adapters, see :meth:`AdapterWeights.under`.
     """
+    if masks is not None and adapters.w1.shape[1] not in adapter.WIDTHS:
+        adapters, masks = adapters.under(masks), None
     adapters = _pad_bottleneck(adapters)
-    needs_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in (tokens, *norms, *adapters))
+    trained = (tokens, *norms, *adapters, *([] if masks is None else [masks]))
+    needs_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in trained)
     with torch.cuda.device_of(tokens):  # Triton launches on the current device
-        features: Tensor = _Trunk.apply(tokens, *norms, *adapters, frozen, heads, eps, needs_gradients, observe_last)
+        features: Tensor = _Trunk.apply(
+            tokens, *norms, *adapters, masks, frozen, heads, eps, needs_gradients, observe_last
+        )
     return features
 
 
@@ -203,6 +211,7 @@ class _Trunk(torch.autograd.Function):
         b1: Tensor,
         w2: Tensor,
         b2: Tensor,
+        masks: Tensor | None,
         frozen: Sequence[BlockWeights],
         heads: int,
         eps: tuple[float, float],
@@ -211,7 +220,12 @@ class _Trunk(torch.autograd.Function):
     ) -> Tensor:
         images = tokens.shape[0]
         dim = tokens.shape[2]
-        half = AdapterWeights(*(part.to(tokens.dtype).contiguous() for part in (w1, b1, w2, b2)))
+        whole = AdapterWeights(*(part.contiguous() for part in (w1, b1, w2, b2)))
+        if masks is None:
+            half = AdapterWeights(*(part.to(tokens.dtype) for part in whole))
+        else:
+            masks = masks.contiguous()
+            half = weights.under_masks(whole, masks, tokens.dtype)
         adapters = _one_by_one(half)
         norm_weight = norm_weight.float().contiguous()
         norm_bias = norm_bias.float().contiguous()
@@ -270,7 +284,7 @@ class _Trunk(torch.autograd.Function):
                         mlp_hidden=mlp_hidden,
                     )
                 )
-        ctx.save_for_backward(x, moments, norm_weight, *half, *itertools.chain(*saved))
+        ctx.save_for_backward(x, moments, norm_weight, masks, *whole, *half, *itertools.chain(*saved))
         ctx.frozen = frozen
         ctx.images = images
         return normed
@@ -278,12 +292,14 @@ class _Trunk(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_features: Tensor) -> tuple[Tensor | None, ...]:
-        x, moments, norm_weight, w1, b1, w2, b2, *rest = ctx.saved_tensors
+        x, moments, norm_weight, masks, *rest = ctx.saved_tensors
+        parts = len(AdapterWeights._fields)
+        whole, half, rest = AdapterWeights(*rest[:parts]), AdapterWeights(*rest[parts : 2 * parts]), rest[2 * parts :]
         fields = len(_Saved._fields)
         saved = [_Saved(*rest[start : start + fields]) for start in range(0, len(rest), fields)]
-        adapters = _one_by_one(AdapterWeights(w1, b1, w2, b2))
+        adapters = _one_by_one(half)
         norm_weights = norm_weight.unbind()
-        sums = _WeightGradients(norm_weight, w1, tokens=len(saved[0].x), images=ctx.images)
+        sums = _WeightGradients(norm_weight, half.w1, tokens=len(saved[0].x), images=ctx.images)
 
         # ``d`` is the gradient of the sum that goes through all blocks, ``d_normed`` that of a norm's output
         d = norm.backward(d_features.contiguous(), None, x, moments, norm_weights[-1], sums.norms[-1])
@@ -315,9 +331,6 @@ class _Trunk(torch.autograd.Function):
                 )
                 d_normed = d_key_value @ qkv_weight[dim:]
                 _class_tokens(d_normed, ctx.images).add_(d_query @ qkv_weight[:dim])
-                d_class_tokens = d
-                d = torch.zeros_like(at.x)
-                _class_tokens(d, ctx.images).copy_(d_class_tokens)
             else:
                 d_qkv = attention.backward(d_attended, delta, at.query, at.attention_logs, ctx.images)
                 d_normed = d_qkv @ qkv_weight
@@ -325,7 +338,7 @@ class _Trunk(torch.autograd.Function):
 
         biases = [block[name] for block in ctx.frozen for name in ("attn.proj.bias", "mlp.fc2.bias")]
         d_tokens = d.view(ctx.images, -1, d.shape[1]) if ctx.needs_input_grad[0] else None
-        return d_tokens, *sums.totals(torch.stack(biases)), None, None, None, None, None
+        return d_tokens, *sums.totals(torch.stack(biases), whole, masks), None, None, None, None, None
 
 
 class _WeightGradients:
@@ -336,18 +349,13 @@ class _WeightGradients:
 
     def __init__(self, norm_weight: Tensor, w1: Tensor, *, tokens: int, images: int):
         """The last two norms and adapters see only the class tokens, one per image."""
-        count, self._bottleneck, self._dim = w1.shape
-        new = norm_weight.new_empty
-        self._norm_parts = [
-            new(count - 1, *norm.parts(tokens, self._dim)),
-            new(2, *norm.parts(images, self._dim)),
-        ]
-        self._adapter_parts = [
-            new(count - 2, *adapter.parts(tokens, self._dim, self._bottleneck)),
-            new(2, *adapter.parts(images, self._dim, self._bottleneck)),
-        ]
-        self.norms = [part for parts in self._norm_parts for part in parts.unbind()]
-        self.adapters = [part for parts in self._adapter_parts for part in parts.unbind()]
+        count, bottleneck, self._dim = w1.shape
+        dim = self._dim
+        self._norms = weights.Parts(norm_weight, count + 1, 2, norm.parts(tokens, dim), norm.parts(images, dim))
+        self._adapters = weights.Parts(
+            norm_weight, count, 2, adapter.parts(tokens, dim, bottleneck), adapter.parts(images, dim, bottleneck)
+        )
+        self.norms = self._norms.of
         self._side = _side_stream(w1.device) if w1.is_cuda else None
         self._in_use: list[Tensor] = []  # read on the second stream: must not be freed before it is done
 
@@ -356,25 +364,22 @@ class _WeightGradients:
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream(self._side.device))
         with torch.cuda.stream(self._side):
-            adapter.gradients(d, hidden, adapter_in, d_hidden, self.adapters[place])
+            adapter.gradients(d, hidden, adapter_in, d_hidden, self._adapters.of[place])
         self._in_use += [d, d_hidden]  # the other two are saved for backward anyway
 
-    def totals(self, biases: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of the norms' weights and biases, w1, b1, w2, b2.
+    def totals(self, biases: Tensor, whole: AdapterWeights, masks: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of the norms' weights and biases, w1, b1, w2, b2, and the masks, if there are any.
 
-        ``biases`` (A, D) are the frozen ones before each adapter, which ``adapter_in`` above does not contain.
+        Args:
+            biases: (A, D), the frozen ones before each adapter, which ``adapter_in`` above does not contain.
+            whole: the adapters without masks, float32.
         """
+        d_norms = weights.norm_totals(self._norms, self._dim)
         if self._side is not None:
             torch.cuda.current_stream(self._side.device).wait_stream(self._side)
         self._in_use.clear()
-        dim = self._dim
-        bottleneck = self._bottleneck
-        d_weight, d_bias = torch.cat([parts.sum(1) for parts in self._norm_parts]).unbind(1)
-        total = torch.cat([parts.sum(1) for parts in self._adapter_parts])
-        d_w2, d_w1, d_b2, d_b1 = total.split([dim * bottleneck, bottleneck * dim, dim, bottleneck], 1)
-        d_w1 = torch.addcmul(d_w1.unflatten(1, (bottleneck, dim)), d_b1[:, :, None], biases[:, None].float())
-        d_w2 = d_w2.unflatten(1, (dim, bottleneck))
-        return d_weight, d_bias, d_w1, d_b1, d_w2, d_b2
+        d_adapters, d_masks = weights.adapter_totals(self._adapters, biases, whole, masks)
+        return *d_norms, *d_adapters, d_masks
 
 
 @functools.cache

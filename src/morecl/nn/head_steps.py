@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl.nn.capture import Batch
-from morecl.nn.fused import AVAILABLE
+from morecl.nn.fused import AVAILABLE, supports_device
 
 if AVAILABLE:
     from morecl.nn.kernels import head_steps as kernels
@@ -38,16 +38,9 @@ def in_kernel(
         state: weights (J, C, D), biases (J, C) and their velocities, which the steps change in place.
         lr, momentum: v <- momentum v + g;  p <- p - lr v.
     """
-    if not _supports_device(X.device) or not fits(state[1].shape[1], X.shape[2], batch_size):
+    if not supports_device(X.device) or not fits(state[1].shape[1], X.shape[2], batch_size):
         return None
     return lambda batches: run_epoch(X, y, share, state, lr, momentum, batches)
-
-
-def _supports_device(device: torch.device) -> bool:
-    """Whether it is an NVIDIA GPU of a generation that the kernel was compiled for."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def run_epoch(

@@ -168,6 +168,7 @@ class AdaptedViT:
         adapters: AdapterWeights | None = None,
         body: ViT | None = None,
         *,
+        masks: Tensor | None = None,
         compiled: bool = False,
         plain: bool = False,
         patches: bool = False,
@@ -179,6 +180,7 @@ class AdaptedViT:
             norms: norms of a task; by default the backbone's own.
             adapters: see :class:`AdapterWeights`; by default none.
             body: a trained copy of the backbone, whose stem and blocks are used.
+            masks: of the adapters, see :meth:`AdapterWeights.under`.
             compiled: run the blocks through ``torch.compile``, except a last block that computes only the class token;
                 has no effect where our own kernels are used (``kernels`` of the network, :mod:`morecl.nn.fused`).
             plain: do not use our own kernels, so that every operation can be seen from outside.
@@ -189,10 +191,15 @@ class AdaptedViT:
         observed = self._adapter_observers > 0
         last_inputs: list[Tensor] = []
         observe_last = last_inputs.append if patches else None
-        fusible = self._fused and not plain and not observed and body is None and adapters is not None
-        if fusible and self._is_for_kernels(prefix, cast(AdapterWeights, adapters)):
-            features = self._fused_trunk(prefix, parameters, cast(AdapterWeights, adapters), observe_last)
+        fusible = self._fused and not plain and not observed and body is None
+        if fusible and adapters is not None and self._is_for_kernels(prefix, adapters):
+            ahead.wait()
+            first = self.vit.blocks[0]
+            eps, heads = (first.norm1.eps, getattr(self.vit, self.last_norm).eps), first.attn.num_heads
+            features = fused.trunk(prefix, parameters, adapters, self._frozen, heads, eps, observe_last, masks).float()
         else:
+            if adapters is not None and masks is not None:
+                adapters = adapters.under(masks)
             with self._turn:  # the template holds the weights of one call at a time
                 features = self._plain_trunk(
                     prefix, parameters, adapters, body, compiled and not observed, observe_last
@@ -253,18 +260,6 @@ class AdaptedViT:
         The last block of many ViTs computes only the class token; before it the patches come for free.
         """
         return F.layer_norm(tokens[:, self.vit.num_prefix_tokens :].float().mean(1), (self.dim,))
-
-    def _fused_trunk(
-        self,
-        tokens: Tensor,
-        norms: NormWeights,
-        adapters: AdapterWeights,
-        observe_last: Callable[[Tensor], object] | None,
-    ) -> Tensor:
-        ahead.wait()
-        first = self.vit.blocks[0]
-        eps = first.norm1.eps, getattr(self.vit, self.last_norm).eps
-        return fused.trunk(tokens, norms, adapters, self._frozen, first.attn.num_heads, eps, observe_last).float()
 
     def _plain_trunk(
         self,

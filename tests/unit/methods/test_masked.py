@@ -39,7 +39,7 @@ def learner() -> More:
 
 def plain(learner: More, task: int) -> torch.Tensor:
     net = learner.tasks[task]
-    weights = learner.adapters.weights(*split(net.mask, learner.config.bottleneck))
+    weights = learner.adapters.weights().under(net.mask)
     with torch.no_grad():
         return learner.network.trunk(learner.prepare(IMAGES).range(0, len(IMAGES)), net.norms, weights)
 
@@ -177,7 +177,7 @@ def test_a_network_that_still_trains_is_never_kept() -> None:
         if event.stage:
             return
         tokens = learner.prepare(IMAGES)
-        weights = learner.adapters.weights(*split(learner.tasks[1].mask, learner.config.bottleneck))
+        weights = learner.adapters.weights().under(learner.tasks[1].mask)
         with torch.no_grad():
             now = learner.network.trunk(tokens.range(0, len(IMAGES)), learner.tasks[1].norms, weights)
         torch.testing.assert_close(learner.embed(tokens, "1"), now, **TOLERANCE)

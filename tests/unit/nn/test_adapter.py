@@ -48,7 +48,7 @@ def test_formula(hard: bool) -> None:
     m1, m2 = random_masks(0, hard=hard)
     for place in range(A):
         expected = formula(adapters, place, h, m1[place].double().numpy(), m2[place].double().numpy())
-        got = through(adapters.weights(m1, m2), place, h)
+        got = through(adapters.weights().under(torch.cat([m1, m2], 1)), place, h)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
         plain = formula(adapters, place, h, np.ones(K), np.ones(D))
         np.testing.assert_allclose(through(adapters.weights(), place, h), plain, rtol=1e-5, atol=1e-5)
@@ -73,7 +73,7 @@ def test_folded_leaves_closed_neurons_out_and_nothing_else() -> None:
 def test_gradients_of_masks_are_those_of_masked_activations() -> None:
     adapters, h = filled(), torch.randn(2, 4, D)
     masks = [m.requires_grad_() for m in random_masks(1, hard=False)]
-    weights = adapters.weights(*masks)
+    weights = adapters.weights().under(torch.cat(masks, 1))
     slot = AdapterSlot()
     slot.w1, slot.b1, slot.w2, slot.b2 = (part[1] for part in weights)
     got = torch.autograd.grad(slot(h).square().sum(), masks)

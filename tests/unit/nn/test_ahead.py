@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 SHAPE, NARROW, WIDE = (2, 70, 64), 64, 256  # 70 tokens: a whole tile and a smaller one
 KERNELS = {
     "_norm", "_norm_backward", "_attend", "_attend_backward", "_attend_once", "_attend_once_backward",
-    "_adapter_gradients", "_mlp_forward", "_mlp_backward",
+    "_adapter_gradients", "_mlp_forward", "_mlp_backward", "_under_masks", "_norm_totals", "_adapter_totals", "_steps",
 }  # fmt: skip
 OF_NARROW, OF_WIDE = {"_adapt", "_adapt_backward"}, {"_adapt_wide", "_adapt_wide_backward", "_attend_sums"}
 
@@ -77,12 +77,12 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeDriv
     """Meanwhile Triton has this driver and empty caches."""
     from triton import runtime
 
-    from morecl.nn.kernels import adapter, attention, class_token, mlp, norm, wide
+    from morecl.nn.kernels import adapter, attention, class_token, mlp, norm, sgd, weights, wide
 
     fake = FakeDriver()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runtime.driver, "_active", fake)
-    for module in (adapter, attention, class_token, mlp, norm, wide):
+    for module in (adapter, attention, class_token, mlp, norm, sgd, weights, wide):
         for kernel in vars(module).values():
             if type(kernel) is runtime.jit.JITFunction:
                 monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))

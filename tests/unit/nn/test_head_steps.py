@@ -268,7 +268,7 @@ head_steps.run_epoch = counted
 for momentum in (0.0, 0.9):
     ways = []
     for able in (False, True):
-        head_steps._supports_device = lambda device: able
+        head_steps.supports_device = lambda device: able
         ways.append(taught(as_on_a_gpu, back_update_momentum=momentum))
         assert bool(used) == (able or momentum > 0)
     check_learners(*ways, rtol=1e-4)
@@ -426,7 +426,7 @@ def test_on_a_gpu_more_with_the_kernel_is_more_without_it(momentum: float, monke
     monkeypatch.setattr(head_steps, "run_epoch", lambda *rest: used.append(1) or run_epoch(*rest))
     fast = taught(compile="on", **settings)
     assert len(used) == len(fast[1]) > 0
-    monkeypatch.setattr(head_steps, "_supports_device", lambda device: False)
+    monkeypatch.setattr(head_steps, "supports_device", lambda device: False)
     plain = taught(compile="on", **settings)
     assert len(used) == len(fast[1])
     check_learners(fast, plain, rtol=1e-3)

@@ -30,12 +30,16 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
 
 
 def backward(g: Tensor, passed: Tensor | None, x: Tensor, moments: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
-    """g (N, D), d' (N, D) or None, x (N, D), w (D,) -> d (N, D); writes dw and dv to ``sums`` (:func:`parts`)."""
+    """g (N, D), d', x (N, D), w (D,) -> d (N, D); writes dw and dv to ``sums`` (:func:`parts`).
+
+    d' is (N, D), or None, or (B, D) for the first of every N / B tokens; it is then zero for all others.
+    """
     count, dim = x.shape
+    every = 0 if passed is None else count // len(passed)
     d = torch.empty_like(x)
     _norm_backward[(sums.shape[0],)](
         g, x if passed is None else passed, x, moments, weight, d, sums, count,
-        dim, triton.next_power_of_2(dim), ROWS, _part(count, dim), passed is not None, **_launch(dim),
+        dim, triton.next_power_of_2(dim), ROWS, _part(count, dim), every, **_launch(dim),
     )  # fmt: skip
     return d
 
@@ -93,9 +97,9 @@ def _norm_backward(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
-    PASSED: tl.constexpr,
+    EVERY: tl.constexpr,
 ):
-    """d and the sums for one part of the tokens."""
+    """d and the sums for one part of the tokens. Every EVERY-th has a d'."""
     part = tl.program_id(0)
     column = tl.arange(0, WIDTH)[None, :]
     w = tl.load(weight + column, mask=column < D, other=0.0)
@@ -103,7 +107,8 @@ def _norm_backward(
     dv = tl.zeros((ROWS, WIDTH), tl.float32)
     offset = part.to(tl.int64) * PART * D
     g_norm += offset
-    passed += offset
+    if EVERY == 1:
+        passed += offset
     x += offset
     d_out += offset
     for start in tl.range(0, PART, ROWS, num_stages=3):
@@ -120,7 +125,11 @@ def _norm_backward(
         common = tl.sum(weighted, 1)[:, None] * (1 / D)
         along = tl.sum(weighted * z, 1)[:, None] * (1 / D)
         d = scale * (weighted - common - z * along)
-        if PASSED:
+        if EVERY > 1:
+            token = part * PART + row
+            has = inside & (token % EVERY == 0)[:, None]
+            d += tl.load(passed + (token // EVERY)[:, None] * D + column, mask=has, other=0.0).to(tl.float32)
+        elif EVERY == 1:
             d += tl.load(passed + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(d_out + place, d.to(d_out.dtype.element_ty), mask=inside)
         dw += g * z
