@@ -32,7 +32,7 @@ from scipy.stats import rankdata, spearmanr
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
 from morecl.report.paired import paired_p
-from morecl.report.paper import BENCHMARKS, paper
+from morecl.report.paper import BENCHMARKS, PAPERS, back_update, paper
 from morecl.report.tables import with_fwt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,8 +74,12 @@ def runs(folder: str) -> dict[str, Runs]:
 
     Of each benchmark only the class orders that all methods have which have three or more; of the others, those of
     these that they have. A benchmark of which most methods have fewer than three is left out: it is not complete yet.
+    Where the paper has no back-update, MORE without one is the paper's, too.
     """
-    found = {name: own for name, own in all_runs(folder).items() if name in TITLES}
+    found = {name: dict(own) for name, own in all_runs(folder).items() if name in TITLES}
+    for benchmark, records in found.get("more", {}).items():
+        if "more-paper" in found and all(back_update(record) == PAPERS for record in records.values()):
+            found["more-paper"].setdefault(benchmark, records)
     shared: dict[str, set[str]] = {}
     for benchmark in SHOWN:
         there = [own[benchmark].keys() for own in found.values() if benchmark in own]

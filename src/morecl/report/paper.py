@@ -124,12 +124,13 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def back_update(record: Record) -> str | None:
     """Whose back-update a run of MORE had, a key of ``BACK_UPDATES`` or ``OTHER``; ``None`` if that says nothing of it.
 
-    Where the paper has no back-update either (Tiny-ImageNet), it says which of the rows a run belongs to.
+    Without any it is the paper's where the paper has none either (Tiny-ImageNet), and else no back-update.
     """
     values = {path.split(".")[-1]: value for path, value in settings(record).items()}
-    absent = values.get("back_update") is False and paper_settings(record.benchmark).get("back_update") is not False
-    if record.method != "more" or absent or not values.keys() >= presets.MORE_DEFAULT.keys():
+    if record.method != "more" or not values.keys() >= presets.MORE_DEFAULT.keys():
         return None
+    if values.get("back_update") is False:
+        return PAPERS if paper_settings(record.benchmark).get("back_update") is False else None
     same = (name for name, theirs in BACK_UPDATES.items() if all(values[key] == theirs[key] for key in theirs))
     return next(same, OTHER)
 
@@ -180,7 +181,7 @@ def condition(record: Record) -> str | None:
     back = setting(record, "back_update")
     if back is not None and back != theirs.get("back_update", back):
         changes.append("back_update" if back else "no_back_update")
-    if back is not False and back_update(record) in (OURS, OTHER):
+    if back_update(record) in (OURS, OTHER):
         changes.append("other_back_update")
     if setting(record, "coefficient") is False:
         changes.append("no_coefficient")
