@@ -141,7 +141,8 @@ def overview(folder: str, digits: int, metrics: Sequence[str], *, spread: bool) 
         cells = []
         for metric, number, top in zip(metrics, numbers(method, benchmark), best(benchmark), strict=True):
             around = f" ± {stdev(value(r, metric) for r in own):.{digits}f}" if spread and len(own) > 1 else ""
-            cells.append(bold(f"{number:.{digits}f}", number == top) + around)
+            shown = f"{number:.{digits}f}"
+            cells.append(bold(shown, shown == f"{top:.{digits}f}") + around)  # equal as printed, equally good
         return " / ".join(cells) + mark
 
     def rank(method: str) -> tuple[int, float]:
@@ -291,7 +292,7 @@ def accuracies(tried: Mapping[Any, Record], key: Any) -> str:
     if key not in tried:
         return ""
     own, best = tried[key].metrics, max(record.metrics.aca for record in tried.values())
-    return f"{bold(f'{own.aca:.2f}', own.aca == best)} / {own.aia:.2f}"
+    return f"{bold(f'{own.aca:.2f}', f'{own.aca:.2f}' == f'{best:.2f}')} / {own.aia:.2f}"
 
 
 def value(record: Record, metric: str) -> float:
