@@ -127,6 +127,20 @@ def test_the_tables_of_benchmarks_have_the_means_of_the_records(
     assert found == wanted | ({("more-paper", name) for name in TINY} if folder == "frontier" else set())
 
 
+@pytest.mark.parametrize("file", ["README.md", "frontier/README.md", "shipped/README.md"])
+def test_the_best_are_bold_and_those_equal_to_them_as_printed(file: str) -> None:
+    text = (ROOT / "results" / file).read_text(encoding="utf-8")
+    tables = re.findall(r"<!-- table: (?:means|spreads) .+? -->\n\|.+\n\|.+\n((?:\|.+\n)+)", text)
+    assert len(tables) == (2 if file == "README.md" else 1)
+    for rows in tables:
+        cells = [[cell.strip() for cell in row.strip("|").split("|")[1:]] for row in rows.splitlines()]
+        for column in zip(*cells, strict=True):
+            for numbers in zip(*(cell.split(" / ") for cell in column if cell != "-"), strict=True):
+                means = [number.partition(" ±")[0] for number in numbers]
+                best = max(float(number.strip("*")) for number in means)
+                assert [number.startswith("**") for number in means] == [float(n.strip("*")) == best for n in means]
+
+
 def test_the_main_page_has_the_means_of_the_records() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head = next(line for line in text.splitlines() if line.startswith("| | MORE-RP | joint training"))
