@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from result_tables import ROOT, SHOWN, TITLES, all_runs, runs, value
 
 from morecl.records import Record, read_record
-from morecl.report.paper import BENCHMARKS, paper_number, setting
+from morecl.report.paper import AUTHORS, BENCHMARKS, OURS, PAPERS, back_update, paper_number, setting
 from morecl.report.tables import OTHER_BACKBONE
 
 PAGES = ROOT / "docs" / "methods"
@@ -50,20 +50,26 @@ def section(method: str) -> str:
 
 def _runs_of(method: str) -> Iterator[tuple[list[str], list[Record]]]:
     """Benchmark, backbone and, of MORE, whose back-update it was; and the records."""
-    variants = (
-        {"more": "ours", "more-authors": "authors' code", "more-paper": "paper"} if method == "more" else {method: ""}
-    )
+    variants = (method,) if method != "more" else ("more", "more-authors", "more-paper", "more-back-update")
     for folder in ("frontier", "shipped"):
+        of_folder = all_runs(folder) if method == "single" else runs(folder)
         for benchmark in SHOWN:
-            for name, whose in variants.items():
-                of_folder = all_runs(folder) if method == "single" else runs(folder)
-                found = [*of_folder.get(name, {}).get(benchmark, {}).values()]
-                if found:
-                    names = [BENCHMARKS[benchmark][0], BACKBONES[folder], *([whose] if whose else [])]
-                    yield names, found
+            of_variants = [[*of_folder.get(name, {}).get(benchmark, {}).values()] for name in variants]
+            by_kind = {_whose(found[0]): found for found in of_variants if found}  # those of a kind are the same runs
+            for whose, found in by_kind.items():
+                yield [BENCHMARKS[benchmark][0], BACKBONES[folder], *whose], found
     digits = [*map(read_record, (ROOT / "results" / "smoke-digits" / method).glob("*/result.json"))]
     if digits:
-        yield ["Digits-5T", BACKBONES["smoke-digits"], *(["ours"] if method == "more" else [])], digits
+        yield ["Digits-5T", BACKBONES["smoke-digits"], *_whose(digits[0])], digits
+
+
+def _whose(record: Record) -> tuple[str, ...]:
+    """Whose back-update a run of MORE had; nothing for another method."""
+    if record.method != "more":
+        return ()
+    if setting(record, "back_update") is False and back_update(record) == PAPERS:
+        return ("none, as in the paper",)
+    return ({PAPERS: "paper", AUTHORS: "authors' code", OURS: "ours"}[back_update(record) or ""],)
 
 
 def _cell(records: Sequence[Record], metric: str) -> str:

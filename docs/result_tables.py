@@ -9,9 +9,12 @@ A table stands between two marks; the first says what it shows:
     <!-- table: spreads FOLDER METRIC... -->         the same with standard deviations
     <!-- table: differences FOLDER METHOD -->        METHOD minus the others, and a paired t-test over class orders
     <!-- table: ranks FOLDER METRIC -->              ours / the paper's, each with its rank
-    <!-- table: halved FOLDER METRIC -->             what half the memory changes, and what it changes in the paper
+    <!-- table: halved FOLDER METRIC -->             what half the memory changes, tested, and in the paper
     <!-- table: ablation FOLDER -->                  MORE without its parts: ACA / AIA, and errors towards earlier tasks
+    <!-- table: gains FOLDER -->                     what each back-update adds to MORE without one, and in the paper
+    <!-- table: parts FOLDER WHOLE -->               the paper's back-update with one part of its authors' code's
     <!-- table: transfer FOLDER BENCHMARK -->        FWT / BWT, ours and the paper's
+    <!-- table: reductions FOLDER -->                what a task loses until the end, and what was learned of it
     <!-- table: rates FOLDER BENCHMARK -->           ACA / AIA on held-out images, a row a method, a column a rate
     <!-- table: variants FOLDER -->                  ACA / AIA of FOLDER/STREAM/VARIANT, a row a variant
     <!-- end of table -->
@@ -32,7 +35,7 @@ from scipy.stats import rankdata, spearmanr
 from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
 from morecl.report.paired import paired_p
-from morecl.report.paper import BENCHMARKS, paper
+from morecl.report.paper import BENCHMARKS, PAPERS, back_update, paper
 from morecl.report.tables import with_fwt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,6 +67,12 @@ ABLATION = {
     "more-no-back-update": "without back-update",
     "more-no-back-update-no-coefficient": "without either",
 }
+PARTS = {  # of the authors' back-update, in place of the paper's
+    "more-no-momentum": "without momentum",
+    "more-from-trained": "from the trained head",
+    "more-balanced-draw": "even draw",
+    "more-first-features": "first network's features",
+}
 
 Runs = dict[str, dict[str, Record]]  # of a method: benchmark -> folder, which names class order and seed -> record
 
@@ -74,8 +83,12 @@ def runs(folder: str) -> dict[str, Runs]:
 
     Of each benchmark only the class orders that all methods have which have three or more; of the others, those of
     these that they have. A benchmark of which most methods have fewer than three is left out: it is not complete yet.
+    Where the paper has no back-update, MORE without one is the paper's, too.
     """
-    found = {name: own for name, own in all_runs(folder).items() if name in TITLES}
+    found = {name: dict(own) for name, own in all_runs(folder).items() if name in TITLES}
+    for benchmark, records in found.get("more", {}).items():
+        if "more-paper" in found and all(back_update(record) == PAPERS for record in records.values()):
+            found["more-paper"].setdefault(benchmark, records)
     shared: dict[str, set[str]] = {}
     for benchmark in SHOWN:
         there = [own[benchmark].keys() for own in found.values() if benchmark in own]
@@ -137,7 +150,8 @@ def overview(folder: str, digits: int, metrics: Sequence[str], *, spread: bool) 
         cells = []
         for metric, number, top in zip(metrics, numbers(method, benchmark), best(benchmark), strict=True):
             around = f" ± {stdev(value(r, metric) for r in own):.{digits}f}" if spread and len(own) > 1 else ""
-            cells.append(bold(f"{number:.{digits}f}", number == top) + around)
+            shown = f"{number:.{digits}f}"
+            cells.append(bold(shown, shown == f"{top:.{digits}f}") + around)  # equal as printed, equally good
         return " / ".join(cells) + mark
 
     def rank(method: str) -> tuple[int, float]:
@@ -160,9 +174,7 @@ def differences(folder: str, method: str) -> list[str]:
         both = sorted(own[benchmark].keys() & theirs.keys())
         if len(both) < 3:
             return "-"
-        found = [value(own[benchmark][order], metric) - value(theirs[order], metric) for order in both]
-        p = paired_p(found)
-        return f"{mean(found):+.2f} ({'p < 0.001' if p < 0.001 else f'p = {p:.1g}'})"
+        return tested([value(own[benchmark][order], metric) - value(theirs[order], metric) for order in both], 2)
 
     rows = [[TITLES[other], *(cell(other, *column) for column in columns)] for other in runs(folder) if other != method]
     rows = sorted((row for row in rows if set(row[1:]) != {"-"}), key=lambda row: (row.count("-"), row[0]))
@@ -206,20 +218,20 @@ def ranking(numbers: Mapping[str, float]) -> dict[str, int]:
 
 
 def halved(folder: str, metric: str) -> list[str]:
-    """Half the memory minus the whole, over the class orders that both have (their number in brackets); the paper."""
+    """Half the memory minus the whole, over the class orders that both have, at least three; behind it, the paper."""
     found, numbers = all_runs(folder), paper()["numbers"]
     benchmarks = [name for name in SHOWN if any(name in own for own in found.values())]
 
     def cell(method: str, benchmark: str) -> str:
         whole, half = (found.get(name, {}).get(benchmark, {}) for name in (method, half_of(method)))
         both = sorted(whole.keys() & half.keys())
-        if not both:
+        if len(both) < 3:
             return "-"
-        own = mean(value(half[order], metric) - value(whole[order], metric) for order in both)
+        own = [value(half[order], metric) - value(whole[order], metric) for order in both]
         name = {"more": None, "more-paper": "more"}.get(method, method)
         pair = [numbers[condition][metric].get(benchmark, {}).get(name) for condition in ("half_memory", "main")]
         theirs = f" / {pair[0][0] - pair[1][0]:+.1f}" if pair[0] and pair[1] else ""
-        return f"{own:+.1f} ({len(both)}){theirs}"
+        return f"{tested(own, 1)}{theirs}"
 
     methods = [name for name in TITLES if half_of(name) in found]
     rows = [[TITLES[name], *(cell(name, benchmark) for benchmark in benchmarks)] for name in methods]
@@ -242,6 +254,80 @@ def ablation(folder: str) -> list[str]:
         return f"{aca:.1f} / {aia:.1f}, {early:.0f} %"
 
     rows = [[title, *(cell(name, benchmark) for benchmark in benchmarks)] for name, title in ABLATION.items()]
+    return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
+
+
+def gains(folder: str) -> list[str]:
+    """ACA and AIA with a back-update minus those without, over the class orders that both have; below, the paper's."""
+    without, numbers = all_runs(folder)["more-no-back-update"], paper()["numbers"]
+    benchmarks = [name for name in SHOWN if name in without]
+
+    def cell(name: str, benchmark: str) -> str:
+        own = all_runs(folder)[name][benchmark]
+        both = sorted(own.keys() & without[benchmark].keys())
+        changes = ([value(own[k], m) - value(without[benchmark][k], m) for k in both] for m in ("aca", "aia"))
+        return " / ".join(tested(change, 1) for change in changes)
+
+    def theirs(benchmark: str) -> str:
+        pairs = (
+            [
+                numbers[condition].get(metric, {}).get(benchmark, {}).get("more")
+                for condition in ("main", "no_back_update")
+            ]
+            for metric in ("aca", "aia")
+        )
+        return " / ".join(f"{whole[0] - less[0]:+.1f}" if whole and less else "-" for whole, less in pairs)
+
+    rows = [[TITLES[n], *(cell(n, name) for name in benchmarks)] for n in ("more-paper", "more-authors", "more")]
+    heads = ["", *(BENCHMARKS[name][0] for name in benchmarks)]
+    return table(heads, [*rows, ["in the paper", *map(theirs, benchmarks)]])
+
+
+def parts(folder: str, whole: str) -> list[str]:
+    """ACA, minus that of the paper's back-update, and the share of errors to earlier tasks; class orders of FOLDER."""
+    found = all_runs(folder)
+    benchmarks = [name for name in SHOWN if all(name in own for own in found.values())]
+    orders = {name: sorted(set.intersection(*(set(own[name]) for own in found.values()))) for name in benchmarks}
+    text, code = (all_runs(whole)[name] for name in ("more-paper", "more-authors"))
+
+    def cell(own: Runs, benchmark: str) -> str:
+        records = [own[benchmark][order] for order in orders[benchmark]]
+        aca, early = (mean(value(record, metric) for record in records) for metric in ("aca", "errors_to_earlier"))
+        minus = [value(own[benchmark][k], "aca") - value(text[benchmark][k], "aca") for k in orders[benchmark]]
+        change = f", {tested(minus, 1)}" if own is not text else ""
+        return f"{aca:.1f}{change}, {early:.0f} %"
+
+    rows = {TITLES["more-paper"]: text, **{title: found[name] for name, title in PARTS.items()}}
+    rows[TITLES["more-authors"]] = code
+    return table(
+        ["", *(BENCHMARKS[name][0] for name in benchmarks)],
+        [[title, *(cell(own, name) for name in benchmarks)] for title, own in rows.items()],
+    )
+
+
+def reductions(folder: str) -> list[str]:
+    """The reduction with its deviation / the accuracy right after learning, both over all tasks but the last.
+
+    The methods of the paper and our other MOREs, the smallest mean first; in brackets a test against MORE (paper).
+    """
+    names = {"more-paper" if name == "more" else name for name in paper()["numbers"]["main"]["aca"]["cifar10-5t"]}
+    found = {name: all_runs(folder)[name] for name in sorted(names | {"more", "more-authors"})}
+    benchmarks = [name for name in SHOWN if all(name in own for own in found.values())]
+
+    def reduction(name: str, benchmark: str) -> dict[str, float]:
+        return {order: value(record, "reduction_rate") for order, record in found[name][benchmark].items()}
+
+    def learned(record: Record) -> float:
+        return mean(float(row[task] or 0.0) for task, row in enumerate(record.accuracy_matrix[:-1]))
+
+    def cell(name: str, benchmark: str) -> str:
+        own, other = reduction(name, benchmark), reduction("more-paper", benchmark)
+        p = "" if name == "more-paper" else f" ({p_text(paired_p([own[k] - other[k] for k in own if k in other]))})"
+        first = mean(map(learned, found[name][benchmark].values()))
+        return f"{mean(own.values()):.1f} ± {stdev(own.values()):.1f}{p} / {first:.1f}"
+
+    ordered = sorted(found, key=lambda name: mean(mean(reduction(name, b).values()) for b in benchmarks))
+    rows = [[TITLES[name], *(cell(name, benchmark) for benchmark in benchmarks)] for name in ordered]
     return table(["", *(BENCHMARKS[name][0] for name in benchmarks)], rows)
 
 
@@ -287,7 +373,16 @@ def accuracies(tried: Mapping[Any, Record], key: Any) -> str:
     if key not in tried:
         return ""
     own, best = tried[key].metrics, max(record.metrics.aca for record in tried.values())
-    return f"{bold(f'{own.aca:.2f}', own.aca == best)} / {own.aia:.2f}"
+    return f"{bold(f'{own.aca:.2f}', f'{own.aca:.2f}' == f'{best:.2f}')} / {own.aia:.2f}"
+
+
+def tested(changes: Sequence[float], digits: int) -> str:
+    """Their mean, and the paired t-test against 0."""
+    return f"{mean(changes):+.{digits}f} ({p_text(paired_p(changes))})"
+
+
+def p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.1g}"
 
 
 def value(record: Record, metric: str) -> float:
@@ -312,6 +407,9 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         "ranks": ranks,
         "halved": halved,
         "ablation": ablation,
+        "gains": gains,
+        "parts": parts,
+        "reductions": reductions,
         "transfer": transfer,
         "rates": rates,
         "variants": variants,

@@ -11,6 +11,7 @@ import pytest
 
 from calling import exit_code
 from morecl.records import write_record
+from morecl.report.paper import paper
 from synthetic import make_record
 
 
@@ -31,6 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["--out", "x.txt"], "--out x.txt: the ending names no format; use .md, .tex, .html, or give --format"),
         (["--out", "x"], "--out x: the ending names no format"),
+        (["--paper-weights", "1a2b3c4d"], "'1a2b3c4d' is not like 1a2b3c4d=611 or 1a2b3c4d=200"),
         (["--format", "text", "--out", "x.md"], "--out goes with --format md, latex or html"),
         (
             ["--format", "html", "--out", "run"],
@@ -69,6 +71,18 @@ def test_the_ending_of_the_file_chooses_the_format(
     assert (run / name).read_text(encoding="utf-8").startswith(start)
     assert report(monkeypatch, "run", "--out", name, "--format", "md") == 0  # which is stronger
     assert (run / name).read_text(encoding="utf-8").startswith("# Results")
+
+
+def test_weights_that_are_declared_the_papers_have_its_numbers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paper(), "weights", {})
+    record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
+    write_record(run / "run" / "gd" / "result.json", record)
+    assert report(monkeypatch, "run/gd", "--out", "a.md") == 0
+    assert "[89.16 ± 0.53†]" in (run / "a.md").read_text(encoding="utf-8")
+    declared = f"{record.backbone.sha256[:12]}=200"
+    assert report(monkeypatch, "run/gd", "--out", "a.md", "--paper-weights", declared) == 0
+    text = (run / "a.md").read_text(encoding="utf-8")
+    assert "[80.44 ± 0.86]" in text and "Weights taken for the paper's, as declared" in text
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:

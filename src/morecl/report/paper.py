@@ -11,9 +11,11 @@ from typing import Any, cast
 from morecl import presets
 from morecl.catalogue import METHODS
 from morecl.config import SgdConfig
+from morecl.errors import InputError
 from morecl.records import Record
 
 UPPER_BOUND = "joint"  # keeps all data: shown, never in bold
+PRETRAINED_ON = {"611": "main", "200": "pretrained_on_200_classes"}  # classes of ImageNet, and the experiment
 ONE_TASK = "one_task"  # all classes at once: the paper's experiment on frozen features
 REFERENCE = "single"  # one model per task, not a class-incremental learner: used for forward transfer only
 
@@ -124,12 +126,13 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def back_update(record: Record) -> str | None:
     """Whose back-update a run of MORE had, a key of ``BACK_UPDATES`` or ``OTHER``; ``None`` if that says nothing of it.
 
-    Where the paper has no back-update either (Tiny-ImageNet), it says which of the rows a run belongs to.
+    Without any it is the paper's where the paper has none either (Tiny-ImageNet), and else no back-update.
     """
     values = {path.split(".")[-1]: value for path, value in settings(record).items()}
-    absent = values.get("back_update") is False and paper_settings(record.benchmark).get("back_update") is not False
-    if record.method != "more" or absent or not values.keys() >= presets.MORE_DEFAULT.keys():
+    if record.method != "more" or not values.keys() >= presets.MORE_DEFAULT.keys():
         return None
+    if values.get("back_update") is False:
+        return PAPERS if paper_settings(record.benchmark).get("back_update") is False else None
     same = (name for name, theirs in BACK_UPDATES.items() if all(values[key] == theirs[key] for key in theirs))
     return next(same, OTHER)
 
@@ -158,6 +161,25 @@ def same_backbone(record: Record) -> bool:
     return record.backbone.sha256 in paper()["weights"]
 
 
+def declare_weights(text: str, records: Sequence[Record]) -> None:
+    """Take the weights of some records for the paper's: ``SHA256=611`` or ``SHA256=200``, its classes of ImageNet.
+
+    The paper's weights are not known to the package, so nothing but the architecture can be checked. The first eight
+    digits or more of a record's ``backbone.sha256`` are enough.
+    """
+    start, _, classes = text.partition("=")
+    if classes not in PRETRAINED_ON or len(start) < 8:
+        raise InputError(f"'{text}' is not like 1a2b3c4d=611 or 1a2b3c4d=200 (start of backbone.sha256, classes)")
+    found = {r.backbone.sha256: r.backbone.name for r in records if r.backbone.sha256.startswith(start.lower())}
+    if len(found) != 1:
+        known = ", ".join(sorted({f"{r.backbone.sha256[:8]} ({r.backbone.name})" for r in records}))
+        raise InputError(f"'{start}' is the start of {len(found)} backbones among the records: {known}")
+    [(sha256, name)] = found.items()
+    if name.partition(".")[0] not in paper()["architectures"]:
+        raise InputError(f"{name} is not the paper's architecture ({', '.join(paper()['architectures'])})")
+    paper()["weights"][sha256] = PRETRAINED_ON[classes]
+
+
 def condition(record: Record) -> str | None:
     """The paper's experiment that a run repeats, as far as its method goes; ``None`` if there is none.
 
@@ -180,7 +202,7 @@ def condition(record: Record) -> str | None:
     back = setting(record, "back_update")
     if back is not None and back != theirs.get("back_update", back):
         changes.append("back_update" if back else "no_back_update")
-    if back is not False and back_update(record) in (OURS, OTHER):
+    if back_update(record) in (OURS, OTHER):
         changes.append("other_back_update")
     if setting(record, "coefficient") is False:
         changes.append("no_coefficient")

@@ -14,8 +14,17 @@ import numpy as np
 
 from morecl import metrics
 from morecl.records import Record
-from morecl.report.grid import Grid, Row, arrange, columns_of, experiment_settings, repetition_values
-from morecl.report.paper import REFERENCE, paper, paper_average, paper_number, same_backbone
+from morecl.report.grid import Column, Grid, Row, arrange, columns_of, experiment_settings, repetition_values
+from morecl.report.paper import (
+    OTHER,
+    OURS,
+    REFERENCE,
+    back_update,
+    paper,
+    paper_average,
+    paper_number,
+    same_backbone,
+)
 from morecl.report.parts import split
 
 OTHER_BACKBONE = "†"  # marks a number of the paper that is for another backbone
@@ -271,9 +280,12 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
     body: dict[Row, list[Cell | None]] = {row: [] for row in grid}
     by_metric: dict[Metric, list[dict[Row, Cell]]] = {metric: [] for metric in kind.metrics}
     for column in columns_of(grid):
+        beside = _beside_the_paper(grid, column)
         for metric in kind.metrics:
             meant = [row for row in grid if row.method != REFERENCE or metric.of_reference]
             cells = {row: cell for row in meant if (cell := _cell(grid[row].get(column, []), metric))}
+            if not beside:
+                cells = {row: replace(cell, paper=None) for row, cell in cells.items()}
             if not cells:
                 continue
             by_metric[metric].append(cells)
@@ -290,6 +302,8 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
                 )
                 for row in complete
             }
+            if not all(_beside_the_paper(grid, column) for column in columns_of(grid)):
+                averages = {row: replace(cell, paper=None) for row, cell in averages.items()}
             if not averages:
                 continue
             heads.append(("Average", metric.label))
@@ -299,6 +313,15 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
     body = {row: cells for row, cells in body.items() if any(cells)}
     counts = {cell.n for cells in body.values() for cell in cells if cell and cell.n}
     return Table(key, kind.title, kind.caption, heads, body, counts.pop() if len(counts) == 1 else None)
+
+
+def _beside_the_paper(grid: Grid, column: Column) -> bool:
+    """Whether the paper's numbers may stand in a column: not if its only MORE has a back-update that is not theirs.
+
+    Readers would take that row for the MORE of the paper.
+    """
+    more = [record for cells in grid.values() for record in cells.get(column, []) if record.method == "more"]
+    return not more or any(back_update(record) not in (OURS, OTHER) for record in more)
 
 
 def _cell(runs: Sequence[Record], metric: Metric) -> Cell | None:

@@ -37,7 +37,7 @@ def test_notes_say_whose_back_update_has_the_papers_numbers_beside_it() -> None:
     [note] = [note for note in notes([ours]) if note.startswith(start)]
     assert note.endswith("run it with preset=paper to compare them.")
     [note] = [note for note in notes([ours, theirs]) if note.startswith(start)]
-    assert note.endswith("they are beside MORE (paper).")
+    assert note.endswith("they are beside MORE (paper), and in no column without such a row.")
     assert not any(note.startswith(start) for note in notes([theirs]))
     elsewhere = make_record("more", "digits-5t", config=dict(presets.MORE_DEFAULT))
     assert not any(note.startswith(start) for note in notes([elsewhere]))

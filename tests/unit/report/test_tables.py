@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from morecl import presets
+from morecl.records import Record
 from morecl.report.grid import Row
 from morecl.report.notes import notes
 from morecl.report.tables import TABLE_KINDS, build_tables, with_fwt
@@ -59,6 +61,30 @@ def test_the_average_needs_all_benchmarks() -> None:
     assert average.mean == 70.0
     assert average.paper == (pytest.approx((89.16 + 70.23) / 2), None)
     assert table.rows[Row("icarl")][place] is None
+
+
+def test_no_number_of_the_paper_stands_where_the_only_more_is_another() -> None:
+    """A reader would take it for the paper's."""
+    ours, theirs = (
+        {name: with_aca(70.0, "more", name, tasks=tasks, config={**values, "back_update": True, "memory_size": size})
+         for name, tasks, size in (("cifar10-5t", 5, 200), ("cifar100-10t", 10, 2000))}
+        for values in (presets.MORE_DEFAULT, presets.MORE["paper"])
+    )  # fmt: skip
+    rivals = [
+        with_aca(60.0, "gd", "cifar10-5t", config={"memory_size": 200}),
+        with_aca(60.0, "gd", "cifar100-10t", tasks=10, config={"memory_size": 2000}),
+    ]
+
+    def shown(*more: Record) -> dict[str, bool]:
+        table = main_table([*rivals, *more])
+        return {head: bool(cell and cell.paper) for (head, metric), cell in zip(
+            table.heads, table.rows[Row("gd")], strict=True) if metric == "ACA"}  # fmt: skip
+
+    assert shown() == {"CIFAR10-5T": True, "CIFAR100-10T": True, "Average": True}
+    assert shown(*ours.values()) == {"CIFAR10-5T": False, "CIFAR100-10T": False, "Average": False}
+    both = shown(*ours.values(), theirs["cifar10-5t"])
+    assert both == {"CIFAR10-5T": True, "CIFAR100-10T": False, "Average": False}
+    assert all(shown(*ours.values(), *theirs.values()).values()) and all(shown(*theirs.values()).values())
 
 
 def test_forward_transfer_joins_the_single_task_model() -> None:
