@@ -297,6 +297,22 @@ def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> Non
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+def test_an_evaluation_on_pictures_of_a_lesson_says_so(copy: Path, tmp_path: Path) -> None:
+    new = write_digits(tmp_path / "new", [0, 1], 100, 110)  # the first 60 of each were taught
+    found = answers(call("predict", copy, new, "--json"))
+    right = np.mean([a["label"] == Path(a["path"]).parent.name for a in found])
+    both = write_digits(Path(shutil.copytree(new, tmp_path / "both")), [0, 1], 0, 5)
+    done = call("evaluate", copy, both, "--out", tmp_path / "page.html")
+    note = "Not all new: 10 of 30 images were in its lessons, so the figures are better than on new images; "
+    note += f"without them, known classes are {100 * right:.1f} % right."
+    assert done.code == 0 and note in done.words
+    assert note in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "lessons" not in call("evaluate", copy, new).words
+    old = write_digits(tmp_path / "old", [0], 0, 5)
+    note = "5 of 5 images were in its lessons, so the figures are better than on new images."
+    assert note in call("evaluate", copy, old).words
+
+
 def test_info_and_history_tell_what_there_is(story: Story) -> None:
     info = json.loads(call("info", story.model, "--json").out)
     assert [each["name"] for each in info["classes"]] == ["0", "1", "2", "3", "4"]

@@ -67,7 +67,7 @@ def evaluate(
             from morecl.classifier import evaluation
 
             classifier = store.load(device=device)
-            answers = counted_off(classifier.answers(files, top=1, accept=accept), lambda: len(files))
+            answers = counted_off(classifier.answers(files, top=1, accept=accept, compare=True), lambda: len(files))
             found = evaluation.evaluate(answers, names, classifier.classes, classifier.promise(accept))
     except KeyboardInterrupt:
         exit_interrupted("nothing was written")
@@ -100,7 +100,7 @@ def show_evaluation(console: Console, found: Evaluation) -> None:
 
 
 def _lines(found: Evaluation) -> list[str]:
-    lines = []
+    lines = [found.caveat] if found.caveat else []
     if found.accuracy is not None:
         lines += [
             f'Known classes: {percent(found.accuracy)} right, {percent(found.known_rejected)} called "unknown"; '
