@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import subprocess
 import sys
@@ -57,6 +58,18 @@ def test_report_and_figures_are_written(
     assert capsys.readouterr().out == "new/a.md\n"
     assert (run / "new" / "a.md").read_text().startswith("# Results")
     assert len(list((run / "figures").glob("*.png"))) == 7
+
+
+@pytest.mark.parametrize("form", ["text", "md", "latex", "html"])
+def test_a_damaged_record_is_named_in_the_report_and_beside_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], form: str
+) -> None:
+    (run / "<b>").mkdir()
+    (run / "<b>" / "result.json").write_text('{"method": "more"')
+    assert report(monkeypatch, ".", "--format", form) == 1
+    out, err = (" ".join(html.unescape(text.decode()).split()) for text in capsysbinary.readouterr())
+    note = "1 record that cannot be read is left out: <b>/result.json is not valid JSON (line 1: "
+    assert note in err and note in out.replace("\\", "") and "MORE" in out
 
 
 @pytest.mark.parametrize(

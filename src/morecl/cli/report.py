@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from morecl.cli.terminal import output_console
+from morecl.cli.own.common import error_line
+from morecl.cli.terminal import FAILED, output_console
 from morecl.errors import InputError
+
+if TYPE_CHECKING:
+    from morecl.records import Record
 
 
 class ReportFormat(StrEnum):
@@ -33,9 +38,12 @@ def report(
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the figures (SVG and PNG) to this folder.")] = None,
 ) -> None:
-    """Make tables and figures from the records of finished runs."""
+    """Make tables and figures from the records of finished runs.
+
+    The exit code is 1 if some records could not be read; the report has all others and says so.
+    """
     from morecl.cli.summary import print_summary
-    from morecl.files import check_target, write_text
+    from morecl.files import check_target
     from morecl.report.collect import collect
 
     if format_ is None:
@@ -44,17 +52,27 @@ def report(
         raise InputError("--out goes with --format md, latex or html")
     if out:
         check_target(out, f"report.{format_.value}")
-    records = collect(runs)
+    found = collect(runs)
+    records, lost = found.records, found.notes
+    for note in lost:
+        error_line(note)
     if figures:
         from morecl.report.render import write_figures
 
         write_figures(records, figures)
     if format_ is ReportFormat.text:
-        print_summary(records, output_console())
-        return
+        print_summary(records, output_console(), lost)
+    else:
+        _write(format_, out, records, lost)
+    if lost:
+        raise SystemExit(FAILED)
+
+
+def _write(format_: ReportFormat, out: Path | None, records: Sequence[Record], lost: Sequence[str]) -> None:
+    from morecl.files import write_text
     from morecl.report.formats import DOCUMENTS
 
-    document = DOCUMENTS[format_.value](records)
+    document = DOCUMENTS[format_.value](records, lost)
     if out:
         write_text(out, document)
         print(out)
