@@ -475,6 +475,24 @@ def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path)
     assert call("learn", copy, write_digits(tmp_path / "again", [1], 0, 20)).code == 0  # its name is free again
 
 
+def test_classes_that_differ_only_in_capitals_are_told_of(copy: Path, tmp_path: Path) -> None:
+    assert call("rename", copy, "0", "Null").code == 0
+    photos = write_digits(tmp_path / "photos", [2, 3, 4], 0, 10)
+    for digit, name in (("2", "null"), ("3", "Eins"), ("4", "eins")):
+        (photos / digit).rename(photos / name)
+    done = call("evaluate", copy, photos)
+    assert "'null' counts as never taught; if it is 'Null', which the model knows" in done.err
+    assert "'eins'" not in done.err  # both are strangers
+    done = call("learn", copy, photos)
+    assert done.code == 0
+    for pair in ("'null' and 'Null'", "'eins' and 'Eins'"):
+        note = f"{pair} are two classes, though only small and capital letters differ."
+        assert note in done.err and note not in done.out, "told before training, and once"
+    done = call("rename", copy, "1", "EINS")
+    assert done.code == 0 and "'EINS' and 'eins' differ only in small and capital letters" in done.words
+    assert "differ" not in call("rename", copy, "EINS", "one").words + call("rename", copy, "one", "One").words
+
+
 def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_digits(tmp_path / "photos", [0, 8], 0, 40)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
-from morecl.classifier.names import check_name, shortened
+from morecl.classifier.names import check_name, shortened, two_classes
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
@@ -290,8 +290,10 @@ def _material(
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
     images, prints = some(looked.found.images, sorting.fresh), looked.prints[sorting.fresh]
-    notes = tuple(sorting.notes(readable, looked.name))
-    return Material(images, taken, prints, held, sorting.duplicates, looked.skipped(given), notes)
+    known = classifier.classes
+    notes = two_classes([name for name in dict.fromkeys(taken) if name not in known], known)
+    notes += sorting.notes(readable, looked.name)
+    return Material(images, taken, prints, held, sorting.duplicates, looked.skipped(given), tuple(notes))
 
 
 def _taught(classifier: Classifier) -> dict[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from morecl.classifier.evaluation import UNKNOWN
@@ -22,6 +22,25 @@ def check_name(name: Any) -> None:
         raise InputError(f"{name!r} cannot name a class: it begins or ends with a blank; rename it, or its folder")
     if name.lower() == UNKNOWN:
         raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
+
+
+def look_alikes(names: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each of ``names`` that differs only in small and capital letters from one of them before it, or from one of those
+    that are ``known``; and that one.
+    """
+    spelled = {name.casefold(): name for name in known}
+    for name in names:
+        if (other := spelled.setdefault(name.casefold(), name)) != name:
+            yield name, other
+
+
+def two_classes(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """A note for each of the classes ``names`` that may be meant to be another one."""
+    return [
+        f"{name!r} and {other!r} are two classes, though only small and capital letters differ. If they are one, undo "
+        "the lesson, or start a new model, and teach the images in one folder"
+        for name, other in look_alikes(names, known)
+    ]
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
