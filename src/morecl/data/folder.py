@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from os import DirEntry
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,33 +211,51 @@ def _subfolders(path: Path) -> dict[str, list[Path]]:
 
 
 def _images(folders: Sequence[Path]) -> list[Path]:
-    """Image files in ``folders`` and their sub-folders, sorted, without hidden ones (.DS_Store, ._x.jpg, .cache/)."""
-    read: set[Path] = set()
-    return sorted(file for folder in folders for file in _walked(folder, read))
+    """Image files in ``folders`` and their sub-folders, sorted; see :func:`walked`."""
+    read: set[str] = set()
+    return sorted(Path(file) for folder in folders for file in walked(str(folder), read, _refuse))
 
 
-def _walked(folder: Path, read: set[Path]) -> Iterator[Path]:
-    """As :func:`_images`, of one folder unless it is among those ``read``.
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(f"{error.filename} may not be read; allow it, or remove the folder.") from error
+
+
+def walked(folder: str, read: set[str], lost: Callable[[OSError], None]) -> Iterator[str]:
+    """Image files in a folder and its sub-folders, without hidden ones (.DS_Store, ._x.jpg, .cache/).
 
     Links to folders are followed, but not to one in which the link lies: they would lead in circles.
+
+    Args:
+        read: folders that were read, none of them again; extended in place.
+        lost: called with the error if a folder may not be read.
     """
-    real = folder.resolve()
-    if real in read:
-        return
-    read.add(real)
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise InputError(f"{folder} may not be read; allow it, or remove the folder.")
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
-    for entry in ordered:
-        inner = folder / entry.name
-        if _is_image(entry):
-            yield inner
-        elif not entry.name.startswith(".") and os.path.isdir(inner) and not real.is_relative_to(inner.resolve()):
-            yield from _walked(inner, read)
+    waiting = [folder]
+    while waiting:
+        folder = waiting.pop()
+        real = os.path.realpath(folder)
+        if real in read:
+            continue
+        read.add(real)
+        try:
+            if not os.access(folder, os.R_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+            with os.scandir(folder) as entries:
+                shown = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        except OSError as error:
+            lost(error)
+            continue
+        yield from (os.path.join(folder, entry.name) for entry in shown if _is_image(entry))
+        inner = sorted(filter(_is_folder, shown), key=DirEntry.is_symlink)  # links last
+        paths = [os.path.join(folder, entry.name) for entry in inner]
+        waiting += reversed([path for path in paths if not Path(real).is_relative_to(os.path.realpath(path))])
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: DirEntry[str]) -> bool:
+    """Whether this is a folder, or a link to one."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # is_dir() fails on a link to itself
+
+
+def _is_image(entry: DirEntry[str]) -> bool:
     """Whether this is an image by its name, and a file; or a link to nothing, which cannot be read and is named so."""
     if entry.name.startswith(".") or Path(entry.name).suffix.lower() not in EXTENSIONS:
         return False

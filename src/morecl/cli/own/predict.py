@@ -125,23 +125,17 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def images_in(path: str) -> Iterator[str]:
-    """The image files in a folder and its sub-folders, or the file itself; hidden ones are left out.
+    """The image files in a folder and its sub-folders, also linked ones, or the file itself; hidden ones are left out.
 
     A folder that may not be read comes last, itself: whoever opens it learns why.
     """
-    from morecl.data.folder import EXTENSIONS
+    from morecl.data.folder import walked
 
     if not os.path.isdir(path):
         yield path
         return
     lost: list[OSError] = []
-    for folder, inner, files in os.walk(path, onerror=lost.append):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        for name in sorted(files):
-            if os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith("."):
-                file = os.path.join(folder, name)
-                if os.path.isfile(file) or not os.path.exists(file):  # to read a named pipe would wait for ever
-                    yield file
+    yield from walked(path, set(), lost.append)
     yield from (str(error.filename) for error in lost)
 
 
