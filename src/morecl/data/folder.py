@@ -75,6 +75,17 @@ def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
     return files, labels
 
 
+def files_key(path: Path) -> str:
+    """Another one if an image under ``path`` came, went, moved or was written again. No file is opened."""
+    digest = hashlib.sha256()
+    for folders in _class_folders(path):
+        for file in _images([folder for same in folders.values() for folder in same]):
+            stat = file.stat() if file.exists() else file.lstat()
+            name = _inside(path, file).encode("utf-8", "surrogateescape")
+            digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
+    return digest.hexdigest()
+
+
 def load_folder(path: Path, size: int = FOLDER_SIZE, *, progress: bool = False) -> Dataset:
     """The images under ``path`` as ``size`` x ``size`` RGB: shorter side scaled (bicubic), centre cropped by
     :func:`morecl.images.square`, which also prepares the images passed to a learner.

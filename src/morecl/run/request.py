@@ -130,7 +130,7 @@ class ResolvedRun:
     def recipe_changed(self) -> bool:
         """Since the run began. What the plan of an older run does not have is not compared."""
         now = self.current_plan
-        return any(now[key] != value for key, value in self.plan.items())
+        return any(now[key] != value for key, value in self.plan.items() if key in now)
 
 
 def read_request(out: Path) -> RunRequest:
