@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -119,6 +119,19 @@ class LearnerConfig(BaseModel):
             raise InputError(
                 f"method {method!r} trains nothing on a frozen backbone: {', '.join(idle)} would change nothing. "
                 "Leave it out, or train the backbone too with freeze_backbone=false"
+            )
+
+    def switched_off(self) -> dict[str, str]:
+        """Settings that change nothing in a run, and the other one that makes it so: ``{"c": "coefficient=false"}``."""
+        return {}
+
+    def refuse_switched_off(self, given: Collection[str]) -> None:
+        """Raise :class:`InputError` if one of the settings that the user has ``given`` changes nothing in a run."""
+        off = self.switched_off()
+        if found := [key for key in given if key in off]:
+            raise InputError(
+                f"{', '.join(found)} would change nothing with {off[found[0]]}. Leave it out, or change "
+                f"{off[found[0]].partition('=')[0]}"
             )
 
     @property

@@ -204,16 +204,22 @@ def _planned(
             'uses class order k, so seeds are 0 to 4; class_order = "random" allows any seed.'
         )
     config = method_class(method).Config
+    chosen = config.choose({**common, **group.settings})
     request = RunRequest(
         method=method,
         benchmark=benchmark,
-        settings=config.choose({**common, **group.settings}) | group.settings,
+        settings=chosen | group.settings,
         class_order=order,
         seed=seed,
         data_root=str(data_root) if data_root else None,
         **group.options(),
     )
     run = request.resolve()
+    if (
+        idle := (chosen.keys() & run.config.switched_off()) - group.settings.keys()
+    ):  # as a setting that it does not have
+        request = request.model_copy(update={"settings": {k: v for k, v in request.settings.items() if k not in idle}})
+        run = request.resolve()
     run.check()
     folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
     return PlannedRun(request, folder, f"{run.recipe.name} {folder.parent.name} order {order} seed {seed}")

@@ -321,6 +321,17 @@ def test_the_papers_own_more_is_in_every_table_beside_ours(name: str) -> None:
     }
 
 
+def test_settings_of_a_suite_are_left_out_where_they_change_nothing() -> None:
+    """As those that a method does not have; one of the variant itself is a mistake."""
+    off = one("more", variant="off", settings={"back_update": False})
+    suite = suite_of(one("more"), off, settings={"back_update_lr": 0.5})
+    plain, without = plan(suite, OUT)
+    assert plain.request.settings == {"back_update_lr": 0.5} and without.request.settings == {"back_update": False}
+    wrong = one("more", variant="off", settings={"back_update": False, "back_update_lr": 0.1})
+    with pytest.raises(InputError, match="back_update_lr would change nothing with back_update=false"):
+        plan(suite_of(wrong), OUT)
+
+
 # ---- what counts as finished ------------------------------------------------------------------------------------
 
 
