@@ -297,6 +297,17 @@ def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> Non
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+def test_a_class_that_is_only_in_test_is_a_stranger(tmp_path: Path) -> None:
+    write_digits(tmp_path / "photos" / "train", [0, 1], 0, 30)
+    write_digits(tmp_path / "photos" / "test", [0, 1, 2], 100, 110)
+    assert call("learn", tmp_path / "model", tmp_path / "photos", *TINY).code == 0
+    done = call("evaluate", tmp_path / "model", tmp_path / "photos")
+    assert done.code == 0 and "2 10 never taught" in done.words and "lessons" not in done.words
+    found = Classifier.open(tmp_path / "model").evaluate(tmp_path / "photos")
+    assert {each.name: (each.known, each.images) for each in found.classes}["2"] == (False, 10)
+    assert found.seen == 0
+
+
 def test_an_evaluation_on_pictures_of_a_lesson_says_so(copy: Path, tmp_path: Path) -> None:
     new = write_digits(tmp_path / "new", [0, 1], 100, 110)  # the first 60 of each were taught
     found = answers(call("predict", copy, new, "--json"))

@@ -283,8 +283,11 @@ class Classifier:
     def evaluate(
         self, images: Any, labels: Sequence[str] | None = None, *, accept: float = conformal.ACCEPT
     ) -> Evaluation:
-        """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown."""
-        source, names = labelled(images, labels)
+        """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown.
+
+        Of a folder with train/ and test/ those in test/ are taken.
+        """
+        source, names = labelled(images, labels, "test")
         answers = self.answers(source, top=1, accept=accept, compare=True)
         return evaluate(answers, names, self.classes, self.promise(accept))
 

@@ -68,15 +68,20 @@ class Material:
         return [name for name, c in zip(self.names, chosen.tolist(), strict=True) if c]
 
 
-def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]:
-    """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class."""
+def labelled(
+    images: Any, labels: Sequence[str] | None, split: Literal["train", "test"] = "train"
+) -> tuple[Any, list[str]]:
+    """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class.
+
+    ``split``: which are taken of a folder that has train/ and test/.
+    """
     if labels is None:
         if not isinstance(images, str | PathLike):
             raise InputError(
                 "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
                 "images and labels, the path of a folder with one sub-folder per class"
             )
-        return labelled_files(Path(images).expanduser())
+        return labelled_files(Path(images).expanduser(), split)
     if isinstance(images, str | PathLike):
         raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
     if isinstance(labels, str):

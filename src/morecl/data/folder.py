@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from os import DirEntry
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,16 +53,17 @@ def find_classes(path: Path) -> tuple[str, ...]:
     return tuple(_two_or_more(path)[0])
 
 
-def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
+def labelled_files(path: Path, split: Literal["train", "test"] = "train") -> tuple[list[Path], list[str]]:
     """The image files under ``path`` and the class of each, by class, then by path; one class is enough.
 
-    Nothing is held out. If ``path`` has the folders train/ and test/, only the images in train/ are listed: those in
-    test/ are meant for measuring. Files are not opened, so some may turn out to be unreadable. Images in no class
-    folder are left out, and an UnlabelledImagesWarning says so.
+    Nothing is held out. If ``path`` has the folders train/ and test/, only the images in ``split`` are listed. The
+    classes may differ: one that is only in test/ was never taught. Files are not opened, so some may turn out to be
+    unreadable. Images in no class folder are left out, and an UnlabelledImagesWarning says so.
     """
-    classes = _class_folders(path)[0]
+    places = [path, path / split] if _is_split(path) else [path]
+    classes = _subfolders(places[1]) if len(places) > 1 else _class_folders(path)[0]
     if not classes:
-        raise InputError(f"{path} has no class folders; put the images of each class into a sub-folder.")
+        raise InputError(f"{places[-1]} has no class folders; put the images of each class into a sub-folder.")
     files: list[Path] = []
     labels: list[str] = []
     for name, folders in classes.items():
@@ -71,7 +72,7 @@ def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
             raise InputError(f"{folders[0]} has no images; remove the folder or add images of the class.")
         files += found
         labels += [name] * len(found)
-    _warn_of_unlabelled([path, path / "train"] if _is_split(path) else [path])
+    _warn_of_unlabelled(places)
     return files, labels
 
 

@@ -267,7 +267,12 @@ def test_labelled_files_leave_the_test_images_out(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(tmp_path / split / name / "0.png")
-    assert labelled_files(tmp_path) == ([tmp_path / "train" / name / "0.png" for name in "ab"], ["a", "b"])
+    picture(tmp_path / "test" / "c" / "0.png")  # a stranger
+    picture(tmp_path / "train" / "d" / "0.png")
+    assert labelled_files(tmp_path) == ([tmp_path / "train" / name / "0.png" for name in "abd"], ["a", "b", "d"])
+    assert labelled_files(tmp_path, "test") == ([tmp_path / "test" / name / "0.png" for name in "abc"], ["a", "b", "c"])
+    with pytest.raises(InputError, match=r"train/ and test/ must have the same class folders; only one has c, d\."):
+        load_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,7 @@ def evaluate(
     if out:
         check_target(out, "evaluation.html")
     path = folder.expanduser()
-    if (path / "train").is_dir() and (path / "test").is_dir():
-        path /= "test"  # those in train/ are meant for learning
-    files, names = labelled_files(path)
+    files, names = labelled_files(path, "test")
     console = output_console()
     try:
         with out_of_memory_explained("use --device cpu, or close other programs"):
