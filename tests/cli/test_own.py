@@ -762,7 +762,7 @@ def rubbish(folder: Path) -> Iterator[tuple[Path, str]]:
     yield folder / "named", "cannot name a class"
     write_digits(folder / "blank", [2, 3], 0, 5)
     (folder / "blank" / "3").rename(folder / "blank" / "2 ")
-    yield folder / "blank", "'2 ' cannot name a class: it begins or ends with a blank"
+    yield folder / "blank", "blank/2 ' begins or ends with a blank; rename the folder"
     write_digits(folder / "flat" / "x", [2], 0, 5)
     yield folder / "flat" / "x" / "2", "has no class folders"
 

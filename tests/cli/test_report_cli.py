@@ -32,6 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["--out", "x.txt"], "--out x.txt: the ending names no format; use .md, .tex, .html, or give --format"),
         (["--out", "x"], "--out x: the ending names no format"),
+        (["--format", "pdf"], "error: unknown format 'pdf'. Known: html, latex, md, text."),
         (["--format", "text", "--out", "x.md"], "--out goes with --format md, latex or html"),
         (
             ["--format", "html", "--out", "run"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,18 @@ def known_method(name: str) -> str:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return name
+
+
+def one_of(kind: str, names: Iterable[str]) -> Callable[[str | None], str | None]:
+    """A callback that refuses any other name; typer's own message for an Enum begins with "Value error"."""
+    known = tuple(map(str, names))
+
+    def check(name: str | None) -> str | None:
+        if name is not None and name not in known:
+            raise unknown_name(kind, name, known)
+        return name
+
+    return check
 
 
 Benchmark = Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from morecl.cli import options
 from morecl.cli.own.common import error_line
 from morecl.cli.terminal import FAILED, output_console
 from morecl.errors import InputError
@@ -31,7 +32,13 @@ ENDINGS = {".md": ReportFormat.md, ".tex": ReportFormat.latex, ".html": ReportFo
 def report(
     runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that contain some.")],
     format_: Annotated[
-        ReportFormat | None, typer.Option("--format", help="[default: text, or what the ending of --out says]")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="|".join(ReportFormat),
+            callback=options.one_of("format", ReportFormat),
+            help="[default: text, or what the ending of --out says]",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write to this file (.md, .tex, .html) instead of the terminal.")
@@ -46,12 +53,11 @@ def report(
     from morecl.files import check_target
     from morecl.report.collect import collect
 
-    if format_ is None:
-        format_ = _format_of(out) if out else ReportFormat.text
-    if format_ is ReportFormat.text and out:
+    chosen = ReportFormat(format_) if format_ else _format_of(out) if out else ReportFormat.text
+    if chosen is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
     if out:
-        check_target(out, f"report.{format_.value}")
+        check_target(out, f"report.{chosen.value}")
     found = collect(runs)
     records, lost = found.records, found.notes
     for note in lost:
@@ -60,10 +66,10 @@ def report(
         from morecl.report.render import write_figures
 
         write_figures(records, figures)
-    if format_ is ReportFormat.text:
+    if chosen is ReportFormat.text:
         print_summary(records, output_console(), lost)
     else:
-        _write(format_, out, records, lost)
+        _write(chosen, out, records, lost)
     if lost:
         raise SystemExit(FAILED)
 

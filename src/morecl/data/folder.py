@@ -218,6 +218,10 @@ def _subfolders(path: Path) -> dict[str, list[Path]]:
     for folder in sorted(path.iterdir()):
         is_model = all(os.path.exists(folder / name) for name in _MODEL)
         if folder.is_dir() and not folder.name.startswith((".", "__")) and not is_model:
+            if folder.name != folder.name.strip():  # in a list nobody sees how it differs from the name without
+                raise InputError(
+                    f"the name of the folder {str(folder)!r} begins or ends with a blank; rename the folder."
+                )
             found.setdefault(composed(folder.name), []).append(folder)
     return dict(sorted(found.items()))
 
