@@ -940,7 +940,7 @@ def test_a_second_lesson_that_fails_takes_back_the_first(
             done = call("learn", copy, photos, "--more")
         assert done.code == code and "nothing has changed" in done.words, done
         assert tree(copy) == before
-    assert added == [1, 1] and "the loss is nan. nothing has changed" in done.words
+    assert added == [1, 1] and "the loss is nan; nothing has changed" in done.words
     assert call("learn", copy, photos, "--more").code == 0
 
 

@@ -104,7 +104,7 @@ def learn(
     except KeyboardInterrupt:
         exit_interrupted(escape(teacher.kept()))
     except DivergedError as error:
-        raise DivergedError(f"{error}. {teacher.kept()}") from error
+        raise DivergedError(f"{error}; {teacher.kept()}") from error
 
 
 def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) -> None:
