@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from morecl.config import LearnerConfig
-from morecl.errors import InputError
+from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
@@ -164,7 +164,7 @@ def finished_record(request: RunRequest, folder: Path, keys: dict[str, str] | No
     there = read_request(folder).resolve()
     here = request.resolve()
     if (folder / RESULT).is_file():
-        record = read_record(folder / RESULT)
+        record = _record(folder)
         found = _facts(there, record.config)
         wanted = _facts(here, here.config.record())
         _refuse_different(folder, found, wanted, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
@@ -173,6 +173,15 @@ def finished_record(request: RunRequest, folder: Path, keys: dict[str, str] | No
     found, wanted = (_facts(run, run.config.model_dump(mode="json")) for run in (there, here))
     _refuse_different(folder, found, wanted, apart_from=set())
     return None
+
+
+def _record(folder: Path) -> Record:
+    try:
+        return read_record(folder / RESULT)
+    except NewerFormatError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}; delete its folder to run it again, or choose another --out") from error
 
 
 def _facts(run: ResolvedRun, config: dict[str, Any]) -> dict[str, Any]:

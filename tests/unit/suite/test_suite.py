@@ -328,7 +328,7 @@ def test_settings_of_a_suite_are_left_out_where_they_change_nothing() -> None:
     plain, without = plan(suite, OUT)
     assert plain.request.settings == {"back_update_lr": 0.5} and without.request.settings == {"back_update": False}
     wrong = one("more", variant="off", settings={"back_update": False, "back_update_lr": 0.1})
-    with pytest.raises(InputError, match="back_update_lr would change nothing with back_update=false"):
+    with pytest.raises(InputError, match="suite mine, more on digits-5t: back_update_lr would change nothing with"):
         plan(suite_of(wrong), OUT)
 
 
@@ -350,6 +350,16 @@ def leave(folder: Path, request: RunRequest, *, finished: bool) -> None:
 
 def changed(**settings: Any) -> RunRequest:
     return REQUEST.model_copy(update={"settings": settings})
+
+
+def test_a_damaged_record_says_how_to_go_on(tmp_path: Path) -> None:
+    leave(tmp_path, REQUEST, finished=True)
+    (tmp_path / RESULT).write_text("{")
+    with pytest.raises(InputError, match=r"result\.json is not valid JSON .*; delete its folder to run it again"):
+        run_suite.finished_record(REQUEST, tmp_path)
+    (tmp_path / RESULT).write_text('{"schema": "morecl.result/99"}')
+    with pytest.raises(InputError, match=r"a newer morecl is needed$"):
+        run_suite.finished_record(REQUEST, tmp_path)
 
 
 def test_nothing_there_or_only_begun_is_not_finished(tmp_path: Path) -> None:
