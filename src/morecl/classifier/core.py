@@ -26,7 +26,7 @@ from morecl.classifier.backbones import AUTO, choose_backbone
 from morecl.classifier.evaluation import evaluate
 from morecl.classifier.holding import HeldBack, Seen
 from morecl.classifier.lesson import labelled, teach
-from morecl.classifier.names import check_name
+from morecl.classifier.names import check_name, check_texts
 from morecl.classifier.plan import PLANNED
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
@@ -288,6 +288,7 @@ class Classifier:
         Of a folder with train/ and test/ those in test/ are taken.
         """
         source, names = labelled(images, labels, "test")
+        check_texts(names)
         answers = self.answers(source, top=1, accept=accept, compare=True)
         return evaluate(answers, names, self.classes, self.promise(accept))
 

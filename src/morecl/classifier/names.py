@@ -11,10 +11,15 @@ from morecl.errors import InputError
 LONGEST_NAME = 200
 
 
+def check_texts(names: Iterable[Any]) -> None:
+    """Raise :class:`InputError` unless all are text: no number is the name of a class."""
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise InputError(f"the name of a class must be text, not {wrong[0]!r:.60}")
+
+
 def check_name(name: Any) -> None:
     """Raise :class:`InputError` if this cannot be the name of a class."""
-    if not isinstance(name, str):
-        raise InputError(f"the name of a class must be text, not {name!r:.60}")
+    check_texts([name])
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
         shown = repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
         raise InputError(f"{shown} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
