@@ -176,6 +176,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise InputError(f"--set wants key=value, got {assignment!r}")
+        if key.strip() in settings:
+            raise InputError(f"--set {key.strip()} is given twice; leave one out")
         try:
             settings[key.strip()] = json.loads(text.lower() if text.lower() in ("true", "false") else text)
         except ValueError:  # not JSON, or a number with thousands of digits

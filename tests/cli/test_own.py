@@ -823,6 +823,14 @@ def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> No
         assert not (tmp_path / "none").exists()
 
 
+def test_options_of_predict_that_do_not_go_together(tiny: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0], 0, 2)
+    for options, message in ((["--top", 3], "--top goes with --json or --csv"), (["--json", "--csv"], "not both")):
+        done = call("predict", tiny, photos, *options)
+        assert done.code == 2 and message in done.words
+    assert all(len(answer["top"]) == 2 for answer in answers(call("predict", tiny, photos, "--json")))
+
+
 def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path) -> None:
     assert "there is no file or folder" in call("predict", tiny, tmp_path / "missing.png").words
     assert "has no images" in call("predict", tiny, tmp_path).words

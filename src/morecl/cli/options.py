@@ -59,11 +59,14 @@ Compile = Annotated[str | None, typer.Option("--compile", help="auto, on or off.
 
 
 def settings_from(assignments: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """The settings given with ``--set``, overridden by the options that were given (are not ``None``)."""
+    """The settings given with ``--set``, and the options that were given (are not ``None``); none of them twice."""
     from morecl.config import parse_assignments
 
     given = {key: value for key, value in options.items() if value is not None}
-    return parse_assignments(assignments or []) | given
+    settings = parse_assignments(assignments or [])
+    if twice := sorted(settings.keys() & given.keys()):
+        raise InputError(f"{twice[0]} is given with --set and as --{twice[0].replace('_', '-')}; leave one out")
+    return settings | given
 
 
 def division(text: str) -> int | list[int]:
