@@ -69,7 +69,7 @@ def test_a_damaged_record_is_named_in_the_report_and_beside_it(
     (run / "<b>" / "result.json").write_text('{"method": "more"')
     assert report(monkeypatch, ".", "--format", form) == 1
     out, err = (" ".join(html.unescape(text.decode()).split()) for text in capsysbinary.readouterr())
-    note = "1 record that cannot be read is left out: <b>/result.json is not valid JSON (line 1: "
+    note = "Left out, since it cannot be read: <b>/result.json is not valid JSON (line 1: "
     assert note in err and note in out.replace("\\", "") and "MORE" in out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,8 @@ class Collected:
         if not self.problems:
             return []
         count, more = len(self.problems), len(self.problems) - NAMED
-        lost = "1 record that cannot be read is" if count == 1 else f"{count:,} records that cannot be read are"
         named = "; ".join(self.problems[:NAMED]) + (f"; and {more:,} more" if more > 0 else "")
-        return [f"{lost} left out: {named}."]
+        return [f"Left out, since {'it' if count == 1 else 'they'} cannot be read: {named}."]
 
 
 def collect(paths: Sequence[Path]) -> Collected:
@@ -38,18 +38,18 @@ def collect(paths: Sequence[Path]) -> Collected:
         InputError: there are none, or none that can be read.
     """
     found: dict[Path, Path] = {}  # real path -> as it was given
+    problems: list[str] = []
     for path in paths:
         if path.is_dir():
-            found |= {inner.resolve(): inner for inner in sorted(path.rglob(RECORD_NAME))}
+            found |= {inner.resolve(): inner for inner in _below(path, problems)}
         elif path.exists():
             found[path.resolve()] = path
         else:
             raise InputError(f"there is no file or folder {path}; give a {RECORD_NAME} or a folder that holds some")
-    if not found:
+    if not found and not problems:
         places = ", ".join(str(path) for path in paths) or "nothing"
         raise InputError(f"no {RECORD_NAME} found in {places}; a finished run leaves one in its folder")
     records: list[Record] = []
-    problems: list[str] = []
     for path in found.values():
         try:
             record = read_record(path)
@@ -59,5 +59,14 @@ def collect(paths: Sequence[Path]) -> Collected:
         if record not in records:
             records.append(record)
     if not records:
-        raise InputError("; ".join(problems[:NAMED]))
+        raise InputError(f"no record can be read: {'; '.join(problems[:NAMED])}")
     return Collected(records, problems)
+
+
+def _below(folder: Path, problems: list[str]) -> list[Path]:
+    """The records in a folder, sorted; why a folder in it cannot be read is added to ``problems``."""
+    lost: list[OSError] = []
+    walk = os.walk(folder, onerror=lost.append)
+    found = sorted(Path(inner) / RECORD_NAME for inner, _, files in walk if RECORD_NAME in files)
+    problems += [f"{error.filename} ({error.strerror})" for error in lost]
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,24 @@ def test_a_damaged_record_is_no_reason_to_lose_the_others(tmp_path: Path) -> Non
     found = collect([tmp_path])
     assert found.records == [make_record()] and len(found.problems) == 5
     [note] = found.notes
-    assert note.startswith("5 records that cannot be read are left out: ")
+    assert note.startswith("Left out, since they cannot be read: ")
     assert f"{tmp_path / '0' / 'result.json'} has the format morecl.result/9" in note
     assert f"{tmp_path / '2' / 'result.json'} is not valid JSON" in note and note.endswith("; and 2 more.")
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write_record(tmp_path / name / "result.json", make_record())
+    scan = os.scandir
+
+    def refusing(path: Any) -> Any:  # the one who runs the tests may be root, who may read anything
+        if Path(path) in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    closed = {tmp_path / "b"}
+    assert collect([tmp_path]).notes == [f"Left out, since it cannot be read: {tmp_path / 'b'} (Permission denied)."]
+    closed = {tmp_path}
+    with pytest.raises(InputError, match=r"no record can be read: .* \(Permission denied\)"):
+        collect([tmp_path])
