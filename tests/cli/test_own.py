@@ -823,6 +823,13 @@ def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> No
         assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("command", ["learn", "evaluate"])
+def test_a_model_is_no_folder_of_images(tiny: Path, command: str) -> None:
+    """Its own folders have no images; nobody should be told to remove them."""
+    done = call(command, tiny, tiny)
+    assert done.code == 2 and f"{tiny} is a model; name a folder of images" in done.words
+
+
 def test_options_of_predict_that_do_not_go_together(tiny: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [0], 0, 2)
     for options, message in ((["--top", 3], "--top goes with --json or --csv"), (["--json", "--csv"], "not both")):

@@ -193,6 +193,8 @@ def _class_folders(path: Path) -> list[dict[str, list[Path]]]:
             if path.is_file()
             else f"there is no folder {path}."
         )
+    if _is_model(path):
+        raise InputError(f"{path} is a model; name a folder of images, with one sub-folder per class.")
     if _is_split(path):
         train, test = (_subfolders(path / split) for split in SPLITS)
         if differing := sorted(train.keys() ^ test.keys()):
@@ -212,12 +214,15 @@ def _is_split(path: Path) -> bool:
     return all((path / split).is_dir() for split in SPLITS)
 
 
+def _is_model(path: Path) -> bool:
+    return all(os.path.exists(path / name) for name in _MODEL)
+
+
 def _subfolders(path: Path) -> dict[str, list[Path]]:
     """Name -> folders, both sorted; without hidden ones and without models that were put among the photos."""
     found: dict[str, list[Path]] = {}
     for folder in sorted(path.iterdir()):
-        is_model = all(os.path.exists(folder / name) for name in _MODEL)
-        if folder.is_dir() and not folder.name.startswith((".", "__")) and not is_model:
+        if folder.is_dir() and not folder.name.startswith((".", "__")) and not _is_model(folder):
             if folder.name != folder.name.strip():  # in a list nobody sees how it differs from the name without
                 raise InputError(
                     f"the name of the folder {str(folder)!r} begins or ends with a blank; rename the folder."
