@@ -192,6 +192,8 @@ def _check_is_learner(path: Path) -> None:
         hint = f"; did you mean {path / 'model'}?"
     elif (path / "run.json").is_file():
         hint = f"; it is a run that has not finished, and `morecl resume {path}` completes it"
+    elif (path / "model.json").is_file():
+        hint = f"; it is a model of `morecl learn`, which morecl.Classifier.open({str(path)!r}) opens"
     raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}{hint}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -121,6 +121,19 @@ class LearnerConfig(BaseModel):
                 "Leave it out, or train the backbone too with freeze_backbone=false"
             )
 
+    def switched_off(self) -> dict[str, str]:
+        """Settings that change nothing in a run, and the other one that makes it so: ``{"c": "coefficient=false"}``."""
+        return {}
+
+    def refuse_switched_off(self, given: Collection[str]) -> None:
+        """Raise :class:`InputError` if one of the settings that the user has ``given`` changes nothing in a run."""
+        off = self.switched_off()
+        if found := [key for key in given if key in off]:
+            raise InputError(
+                f"{', '.join(found)} would change nothing with {off[found[0]]}. Leave it out, or change "
+                f"{off[found[0]].partition('=')[0]}"
+            )
+
     @property
     def trains(self) -> bool:
         """Whether the method trains anything by gradient descent."""
@@ -163,6 +176,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise InputError(f"--set wants key=value, got {assignment!r}")
+        if key.strip() in settings:
+            raise InputError(f"--set {key.strip()} is given twice; leave one out")
         try:
             settings[key.strip()] = json.loads(text.lower() if text.lower() in ("true", "false") else text)
         except ValueError:  # not JSON, or a number with thousands of digits

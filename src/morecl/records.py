@@ -167,12 +167,13 @@ def write_record(path: Path, record: Record) -> None:
     write_text(path, compact_json(record.model_dump(mode="json", by_alias=True)) + "\n")
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: str | Path) -> Record:
     """Read and check a record.
 
     Raises:
         InputError: the file cannot be read, or is no valid record; the message says why.
     """
+    path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -225,7 +225,6 @@ def test_a_list_without_images_is_a_mistake(story: Story, tmp_path: Path, form: 
     assert call("predict", story.model, "-", sorted((story.test / "0").iterdir())[0], form).code == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)
     scan = os.scandir
@@ -239,6 +238,7 @@ def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkey
     assert list(predict.images_in(str(photos))) == [*map(str, sorted((photos / "1").glob("*"))), str(photos / "0")]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     os.mkfifo(tmp_path / "pipe.png")
@@ -295,6 +295,33 @@ def test_evaluation_agrees_with_the_answers(story: Story, tmp_path: Path) -> Non
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "model on test" in page and "Confusion matrix" in page
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_class_that_is_only_in_test_is_a_stranger(tmp_path: Path) -> None:
+    write_digits(tmp_path / "photos" / "train", [0, 1], 0, 30)
+    write_digits(tmp_path / "photos" / "test", [0, 1, 2], 100, 110)
+    assert call("learn", tmp_path / "model", tmp_path / "photos", *TINY).code == 0
+    done = call("evaluate", tmp_path / "model", tmp_path / "photos")
+    assert done.code == 0 and "2 10 never taught" in done.words and "lessons" not in done.words
+    found = Classifier.open(tmp_path / "model").evaluate(tmp_path / "photos")
+    assert {each.name: (each.known, each.images) for each in found.classes}["2"] == (False, 10)
+    assert found.seen == 0
+
+
+def test_an_evaluation_on_pictures_of_a_lesson_says_so(copy: Path, tmp_path: Path) -> None:
+    new = write_digits(tmp_path / "new", [0, 1], 100, 110)  # the first 60 of each were taught
+    found = answers(call("predict", copy, new, "--json"))
+    right = np.mean([a["label"] == Path(a["path"]).parent.name for a in found])
+    both = write_digits(Path(shutil.copytree(new, tmp_path / "both")), [0, 1], 0, 5)
+    done = call("evaluate", copy, both, "--out", tmp_path / "page.html")
+    note = "Not all new: 10 of 30 images were in its lessons, so the figures are better than on new images; "
+    note += f"without them, known classes are {100 * right:.1f} % right."
+    assert done.code == 0 and note in done.words
+    assert note in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "lessons" not in call("evaluate", copy, new).words
+    old = write_digits(tmp_path / "old", [0], 0, 5)
+    note = "5 of 5 images were in its lessons, so the figures are better than on new images."
+    assert note in call("evaluate", copy, old).words
 
 
 def test_info_and_history_tell_what_there_is(story: Story) -> None:
@@ -457,6 +484,24 @@ def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path)
         if one["top"][0]["label"] != "1":
             assert one["top"][0]["label"] == other["top"][0]["label"]
     assert call("learn", copy, write_digits(tmp_path / "again", [1], 0, 20)).code == 0  # its name is free again
+
+
+def test_classes_that_differ_only_in_capitals_are_told_of(copy: Path, tmp_path: Path) -> None:
+    assert call("rename", copy, "0", "Null").code == 0
+    photos = write_digits(tmp_path / "photos", [2, 3, 4], 0, 10)
+    for digit, name in (("2", "null"), ("3", "Eins"), ("4", "eins")):
+        (photos / digit).rename(photos / name)
+    done = call("evaluate", copy, photos)
+    assert "'null' counts as never taught; if it is 'Null', which the model knows" in done.err
+    assert "'eins'" not in done.err  # both are strangers
+    done = call("learn", copy, photos)
+    assert done.code == 0
+    for pair in ("'null' and 'Null'", "'eins' and 'Eins'"):
+        note = f"{pair} are two classes, though only small and capital letters differ."
+        assert note in done.err and note not in done.out, "told before training, and once"
+    done = call("rename", copy, "1", "EINS")
+    assert done.code == 0 and "'EINS' and 'eins' differ only in small and capital letters" in done.words
+    assert "differ" not in call("rename", copy, "EINS", "one").words + call("rename", copy, "one", "One").words
 
 
 def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:
@@ -717,7 +762,7 @@ def rubbish(folder: Path) -> Iterator[tuple[Path, str]]:
     yield folder / "named", "cannot name a class"
     write_digits(folder / "blank", [2, 3], 0, 5)
     (folder / "blank" / "3").rename(folder / "blank" / "2 ")
-    yield folder / "blank", "'2 ' cannot name a class: it begins or ends with a blank"
+    yield folder / "blank", "blank/2 ' begins or ends with a blank; rename the folder"
     write_digits(folder / "flat" / "x", [2], 0, 5)
     yield folder / "flat" / "x" / "2", "has no class folders"
 
@@ -778,6 +823,21 @@ def test_a_folder_without_a_model_is_refused(command: str, tmp_path: Path) -> No
         assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("command", ["learn", "evaluate"])
+def test_a_model_is_no_folder_of_images(tiny: Path, command: str) -> None:
+    """Its own folders have no images; nobody should be told to remove them."""
+    done = call(command, tiny, tiny)
+    assert done.code == 2 and f"{tiny} is a model; name a folder of images" in done.words
+
+
+def test_options_of_predict_that_do_not_go_together(tiny: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0], 0, 2)
+    for options, message in ((["--top", 3], "--top goes with --json or --csv"), (["--json", "--csv"], "not both")):
+        done = call("predict", tiny, photos, *options)
+        assert done.code == 2 and message in done.words
+    assert all(len(answer["top"]) == 2 for answer in answers(call("predict", tiny, photos, "--json")))
+
+
 def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path) -> None:
     assert "there is no file or folder" in call("predict", tiny, tmp_path / "missing.png").words
     assert "has no images" in call("predict", tiny, tmp_path).words
@@ -817,7 +877,7 @@ def test_folders_that_may_not_be_used_say_so(copy: Path, tmp_path: Path, monkeyp
     denied = {(photos / "2", os.R_OK), (copy, os.W_OK)}  # the one who runs the tests may be root, who may do anything
 
     def allowed(path: Any, mode: int) -> bool:
-        return not any(path == one and mode & right for one, right in denied) and access(path, mode)
+        return not any(Path(path) == one and mode & right for one, right in denied) and access(path, mode)
 
     monkeypatch.setattr(os, "access", allowed)
     done = call("learn", copy, photos)
@@ -895,7 +955,7 @@ def test_a_second_lesson_that_fails_takes_back_the_first(
             done = call("learn", copy, photos, "--more")
         assert done.code == code and "nothing has changed" in done.words, done
         assert tree(copy) == before
-    assert added == [1, 1] and "the loss is nan. nothing has changed" in done.words
+    assert added == [1, 1] and "the loss is nan; nothing has changed" in done.words
     assert call("learn", copy, photos, "--more").code == 0
 
 

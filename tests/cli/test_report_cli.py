@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--out", "x.txt"], "--out x.txt: the ending names no format; use .md, .tex, .html, or give --format"),
         (["--out", "x"], "--out x: the ending names no format"),
         (["--paper-weights", "1a2b3c4d"], "'1a2b3c4d' is not like 1a2b3c4d=611 or 1a2b3c4d=200"),
+        (["--format", "pdf"], "error: unknown format 'pdf'. Known: html, latex, md, text."),
         (["--format", "text", "--out", "x.md"], "--out goes with --format md, latex or html"),
         (
             ["--format", "html", "--out", "run"],
@@ -59,6 +61,18 @@ def test_report_and_figures_are_written(
     assert capsys.readouterr().out == "new/a.md\n"
     assert (run / "new" / "a.md").read_text().startswith("# Results")
     assert len(list((run / "figures").glob("*.png"))) == 7
+
+
+@pytest.mark.parametrize("form", ["text", "md", "latex", "html"])
+def test_a_damaged_record_is_named_in_the_report_and_beside_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], form: str
+) -> None:
+    (run / "<b>").mkdir()
+    (run / "<b>" / "result.json").write_text('{"method": "more"')
+    assert report(monkeypatch, ".", "--format", form) == 1
+    out, err = (" ".join(html.unescape(text.decode()).split()) for text in capsysbinary.readouterr())
+    note = "Left out, since it cannot be read: <b>/result.json is not valid JSON (line 1: "
+    assert note in err and note in out.replace("\\", "") and "MORE" in out
 
 
 @pytest.mark.parametrize(

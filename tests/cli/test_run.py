@@ -180,6 +180,8 @@ def test_tasks_of_unequal_size(call: Call, tmp_path: Path) -> None:
         (["--tasks", "many"], "not 'many'"),
         (["--validation", "1.5"], "validation"),
         (["--device", "gpu"], "device 'gpu' cannot be used"),
+        (["--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
+        (["--set", "memory_size=9", "--memory-size", "8"], "memory_size is given with --set and as --memory-size"),
         (["--seed", "-1"], "--seed"),
         (["--train-per-class", "0"], "--train-per-class"),
     ],

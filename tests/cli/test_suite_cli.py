@@ -161,6 +161,11 @@ def test_tune_prints_what_to_use(
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["best"]["epochs"] == 1
 
 
+def test_there_is_no_such_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(monkeypatch, "list", "suits") == 2
+    assert "error: unknown list 'suits'; did you mean 'suites'?" in capsys.readouterr().err
+
+
 def test_list_suites(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(monkeypatch, "list", "suites") == 0
     shown = capsys.readouterr().out

@@ -435,6 +435,12 @@ def test_the_folder_of_a_run_points_to_its_model(learner: Learner, tmp_path: Pat
         morecl.load(tmp_path)
 
 
+def test_a_model_of_ones_own_images_is_opened_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(InputError, match=rf"morecl\.Classifier\.open\('{tmp_path}'\) opens"):
+        morecl.load(tmp_path)
+
+
 def test_a_learner_that_has_learned_nothing_can_be_saved(tmp_path: Path) -> None:
     for method in ("more", "single", "ncm"):
         tiny.create(method, backbone=SHIPPED).save(tmp_path / method)

@@ -19,7 +19,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 def test_round_trip(tmp_path: Path) -> None:
     record = make_record(seed=3)
     write_record(tmp_path / "result.json", record)
-    assert read_record(tmp_path / "result.json") == record
+    assert read_record(tmp_path / "result.json") == record == read_record(str(tmp_path / "result.json"))
     value = json.loads((tmp_path / "result.json").read_text())
     assert value["schema"] == "morecl.result/1"
     assert value["accuracy_matrix"][0][1:] == [None] * 4

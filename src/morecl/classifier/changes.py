@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from morecl.classifier import conformal
+from morecl.classifier.names import look_alikes
+from morecl.labels import composed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
@@ -14,8 +16,12 @@ if TYPE_CHECKING:  # these import torch
 def rename(folder: ModelFolder, classifier: Classifier, old: str, new: str) -> str:
     """Give a class another name; what to tell the user. The caller has loaded ``classifier`` and keeps others away."""
     classifier.rename(old, new)
+    others = [name for name in classifier.classes if name != composed(new)]
     number = folder.commit(classifier, "rename", f"{old!r} to {new!r}")
-    return f"{old!r} is now {new!r}: version {number}"
+    alike = [
+        f"; {new!r} and {other!r} differ only in small and capital letters" for _, other in look_alikes([new], others)
+    ]
+    return f"{old!r} is now {new!r}: version {number}{''.join(alike)}"
 
 
 def forget(folder: ModelFolder, classifier: Classifier, name: str) -> str:

@@ -26,7 +26,7 @@ from morecl.classifier.backbones import AUTO, choose_backbone
 from morecl.classifier.evaluation import evaluate
 from morecl.classifier.holding import HeldBack, Seen
 from morecl.classifier.lesson import labelled, teach
-from morecl.classifier.names import check_name
+from morecl.classifier.names import check_name, check_texts
 from morecl.classifier.plan import PLANNED
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
@@ -240,8 +240,13 @@ class Classifier:
             raise TypeError("images must be a list; for one image give [image]")
         return list(self.answers(images, top=top, accept=accept))
 
-    def answers(self, images: Iterable[Any], *, top: int = TOP, accept: float = conformal.ACCEPT) -> Iterator[Answer]:
-        """As :meth:`predict`, one after the other, in bounded memory however many there are."""
+    def answers(
+        self, images: Iterable[Any], *, top: int = TOP, accept: float = conformal.ACCEPT, compare: bool = False
+    ) -> Iterator[Answer]:
+        """As :meth:`predict`, one after the other, in bounded memory however many there are.
+
+        ``compare``: also find out which of the pictures were in its lessons.
+        """
         if not self.classes:
             raise InputError("nothing has been learned yet")
         if hasattr(images, "detach") or (isinstance(images, np.ndarray) and images.dtype.kind in "biuf"):
@@ -257,6 +262,7 @@ class Classifier:
                 answers[index] = Answer(name_of(batch[index]), None, None, None, threshold, False, error=reason)
             scores, ood = self._scores(found.images)
             sure = calibration.softmax(scores[:, answerable], self.temperature) if len(scores) else scores
+            seen = self.seen.has(found.images) if compare else np.zeros(len(found.images), bool)
             for row, index in enumerate(found.positions.tolist()):
                 best = np.argsort(-sure[row], kind="stable")[:top]
                 choices = tuple(Choice(self.classes[c], float(sure[row, c])) for c in best)
@@ -270,15 +276,20 @@ class Classifier:
                     unknown=unknown,
                     top=choices,
                     task=int(task_of[answerable[best[0]]]) + 1,
+                    seen=bool(seen[row]),
                 )
             yield from (answer for answer in answers if answer is not None)
 
     def evaluate(
         self, images: Any, labels: Sequence[str] | None = None, *, accept: float = conformal.ACCEPT
     ) -> Evaluation:
-        """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown."""
-        source, names = labelled(images, labels)
-        answers = self.answers(source, top=1, accept=accept)
+        """Measure it on labelled images, given as in :meth:`learn`. Classes it was never taught should be unknown.
+
+        Of a folder with train/ and test/ those in test/ are taken.
+        """
+        source, names = labelled(images, labels, "test")
+        check_texts(names)
+        answers = self.answers(source, top=1, accept=accept, compare=True)
         return evaluate(answers, names, self.classes, self.promise(accept))
 
     def info(self) -> Info:

@@ -25,6 +25,8 @@ def evaluate(answers: Iterable[Answer], names: Sequence[str], known: Sequence[st
     of_known: list[float] = []
     of_unknown: list[float] = []
     unreadable = []
+    seen = 0
+    new_right: list[bool] = []
     for answer, name in zip(answers, names, strict=True):
         if answer.error is not None or answer.ood_score is None or answer.confidence is None:
             unreadable.append(f"{answer.path or 'an image'}: {answer.error}")
@@ -32,6 +34,9 @@ def evaluate(answers: Iterable[Answer], names: Sequence[str], known: Sequence[st
         images[name] += 1
         right[name] += answer.label == name
         rejected[name] += answer.unknown
+        seen += answer.seen
+        if name in known and not answer.seen:
+            new_right.append(answer.label == name)
         confusion[name][UNKNOWN if answer.label is None else answer.label] += 1
         if name in known:
             confidence.append(answer.confidence)
@@ -59,6 +64,8 @@ def evaluate(answers: Iterable[Answer], names: Sequence[str], known: Sequence[st
         mean_confidence=float(np.mean(confidence)) if confidence else None,
         promise=promise,
         unreadable=tuple(unreadable),
+        seen=seen,
+        accuracy_new=_percent(sum(new_right), len(new_right)),
     )
 
 

@@ -59,6 +59,10 @@ class Seen:
     def nothing(cls) -> Seen:
         return cls(np.empty(0, np.uint64), np.empty(0, np.int64))
 
+    def has(self, images: AnyImages) -> NDArray[np.bool_]:
+        """Which of these pictures (N, H, W, 3) are among them: (N,)."""
+        return np.isin(fingerprints(images), self.prints)
+
     def with_more(self, prints: NDArray[np.uint64], columns: Indices) -> Seen:
         return Seen(np.concatenate([self.prints, prints]), np.concatenate([self.columns, columns]))
 

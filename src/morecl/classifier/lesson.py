@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
-from morecl.classifier.names import check_name, shortened
+from morecl.classifier.names import check_name, shortened, two_classes
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
@@ -68,15 +68,20 @@ class Material:
         return [name for name, c in zip(self.names, chosen.tolist(), strict=True) if c]
 
 
-def labelled(images: Any, labels: Sequence[str] | None) -> tuple[Any, list[str]]:
-    """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class."""
+def labelled(
+    images: Any, labels: Sequence[str] | None, split: Literal["train", "test"] = "train"
+) -> tuple[Any, list[str]]:
+    """Images and the name of each one's class; without ``labels``, those of a folder with one sub-folder per class.
+
+    ``split``: which are taken of a folder that has train/ and test/.
+    """
     if labels is None:
         if not isinstance(images, str | PathLike):
             raise InputError(
                 "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
                 "images and labels, the path of a folder with one sub-folder per class"
             )
-        return labelled_files(Path(images).expanduser())
+        return labelled_files(Path(images).expanduser(), split)
     if isinstance(images, str | PathLike):
         raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
     if isinstance(labels, str):
@@ -290,8 +295,10 @@ def _material(
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
     images, prints = some(looked.found.images, sorting.fresh), looked.prints[sorting.fresh]
-    notes = tuple(sorting.notes(readable, looked.name))
-    return Material(images, taken, prints, held, sorting.duplicates, looked.skipped(given), notes)
+    known = classifier.classes
+    notes = two_classes([name for name in dict.fromkeys(taken) if name not in known], known)
+    notes += sorting.notes(readable, looked.name)
+    return Material(images, taken, prints, held, sorting.duplicates, looked.skipped(given), tuple(notes))
 
 
 def _taught(classifier: Classifier) -> dict[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from morecl.classifier.evaluation import UNKNOWN
@@ -11,10 +11,15 @@ from morecl.errors import InputError
 LONGEST_NAME = 200
 
 
+def check_texts(names: Iterable[Any]) -> None:
+    """Raise :class:`InputError` unless all are text: no number is the name of a class."""
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise InputError(f"the name of a class must be text, not {wrong[0]!r:.60}")
+
+
 def check_name(name: Any) -> None:
     """Raise :class:`InputError` if this cannot be the name of a class."""
-    if not isinstance(name, str):
-        raise InputError(f"the name of a class must be text, not {name!r:.60}")
+    check_texts([name])
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
         shown = repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
         raise InputError(f"{shown} cannot name a class: 1 to {LONGEST_NAME} printable characters are needed")
@@ -22,6 +27,25 @@ def check_name(name: Any) -> None:
         raise InputError(f"{name!r} cannot name a class: it begins or ends with a blank; rename it, or its folder")
     if name.lower() == UNKNOWN:
         raise InputError(f"{name!r} cannot name a class: it is the answer for what was never taught")
+
+
+def look_alikes(names: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each of ``names`` that differs only in small and capital letters from one of them before it, or from one of those
+    that are ``known``; and that one.
+    """
+    spelled = {name.casefold(): name for name in known}
+    for name in names:
+        if (other := spelled.setdefault(name.casefold(), name)) != name:
+            yield name, other
+
+
+def two_classes(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """A note for each of the classes ``names`` that may be meant to be another one."""
+    return [
+        f"{name!r} and {other!r} are two classes, though only small and capital letters differ. If they are one, undo "
+        "the lesson, or start a new model, and teach the images in one folder"
+        for name, other in look_alikes(names, known)
+    ]
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:

@@ -67,7 +67,7 @@ def html(found: Evaluation, model: str, data: str) -> str:
         .render(
             model=model,
             data=data,
-            count=sum(each.images for each in found.classes),
+            count=found.images,
             cards=[card for card in _cards(found) if card.value is not None],
             taught=taught,
             foreign=foreign,

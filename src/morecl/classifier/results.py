@@ -31,13 +31,16 @@ class Answer:
     top: tuple[Choice, ...] = ()
     task: int | None = None  # of the first of ``top``, 1-based
     error: str | None = None
+    seen: bool = False  # this very picture was in a lesson; found out only by an evaluation
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; ``error`` only where there is one."""
+        """For JSON; ``error`` and ``seen`` only where there is one."""
         value = asdict(self)
         value["top"] = list(value["top"])
         if self.error is None:
             del value["error"]
+        if not self.seen:
+            del value["seen"]
         return value
 
 
@@ -150,3 +153,19 @@ class Evaluation:
     mean_confidence: float | None
     promise: Promise
     unreadable: tuple[str, ...] = ()
+    seen: int = 0  # pictures that were in its lessons: on these it is better than on new ones
+    accuracy_new: float | None = None  # as ``accuracy``, without these pictures
+
+    @property
+    def images(self) -> int:
+        """All that could be read."""
+        return sum(each.images for each in self.classes)
+
+    @property
+    def caveat(self) -> str:
+        """What a reader must know if some pictures were in its lessons, else nothing."""
+        if not self.seen:
+            return ""
+        some = f"{self.seen:,} of {self.images:,} images {'was' if self.seen == 1 else 'were'}"
+        new = "" if self.accuracy_new is None else f"; without them, known classes are {self.accuracy_new:.1f} % right"
+        return f"Not all new: {some} in its lessons, so the figures are better than on new images{new}."

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from morecl.catalogue import GROUPS, METHODS, SHIPPED
+from morecl.cli import options
 from morecl.cli.terminal import output_console
 
 Row = tuple[str, str]  # name, description
@@ -35,9 +36,13 @@ class Section:
     rows: list[Row]
 
 
-def list_(what: Annotated[Listing, typer.Argument()]) -> None:
+def list_(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help=f"{', '.join(Listing)}.", callback=options.one_of("list", Listing))
+    ],
+) -> None:
     """List the methods, benchmarks, suites or backbones."""
-    found = sections(what)
+    found = sections(Listing(what))
     width = max(len(name) for section in found for name, _ in section.rows)
     console = output_console()
     for number, section in enumerate(found):

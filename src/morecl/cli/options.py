@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,18 @@ def known_method(name: str) -> str:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return name
+
+
+def one_of(kind: str, names: Iterable[str]) -> Callable[[str | None], str | None]:
+    """A callback that refuses any other name; typer's own message for an Enum begins with "Value error"."""
+    known = tuple(map(str, names))
+
+    def check(name: str | None) -> str | None:
+        if name is not None and name not in known:
+            raise unknown_name(kind, name, known)
+        return name
+
+    return check
 
 
 Benchmark = Annotated[
@@ -47,11 +59,14 @@ Compile = Annotated[str | None, typer.Option("--compile", help="auto, on or off.
 
 
 def settings_from(assignments: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """The settings given with ``--set``, overridden by the options that were given (are not ``None``)."""
+    """The settings given with ``--set``, and the options that were given (are not ``None``); none of them twice."""
     from morecl.config import parse_assignments
 
     given = {key: value for key, value in options.items() if value is not None}
-    return parse_assignments(assignments or []) | given
+    settings = parse_assignments(assignments or [])
+    if twice := sorted(settings.keys() & given.keys()):
+        raise InputError(f"{twice[0]} is given with --set and as --{twice[0].replace('_', '-')}; leave one out")
+    return settings | given
 
 
 def division(text: str) -> int | list[int]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from morecl.cli.terminal import output_console
+from morecl.cli import options
+from morecl.cli.own.common import error_line
+from morecl.cli.terminal import FAILED, output_console
 from morecl.errors import InputError
+
+if TYPE_CHECKING:
+    from morecl.records import Record
 
 
 class ReportFormat(StrEnum):
@@ -26,7 +32,13 @@ ENDINGS = {".md": ReportFormat.md, ".tex": ReportFormat.latex, ".html": ReportFo
 def report(
     runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that contain some.")],
     format_: Annotated[
-        ReportFormat | None, typer.Option("--format", help="[default: text, or what the ending of --out says]")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="|".join(ReportFormat),
+            callback=options.one_of("format", ReportFormat),
+            help="[default: text, or what the ending of --out says]",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write to this file (.md, .tex, .html) instead of the terminal.")
@@ -40,31 +52,43 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make tables and figures from the records of finished runs."""
+    """Make tables and figures from the records of finished runs.
+
+    The exit code is 1 if some records could not be read; the report has all others and says so.
+    """
     from morecl.cli.summary import print_summary
-    from morecl.files import check_target, write_text
+    from morecl.files import check_target
     from morecl.report.collect import collect
     from morecl.report.paper import declare_weights
 
-    if format_ is None:
-        format_ = _format_of(out) if out else ReportFormat.text
-    if format_ is ReportFormat.text and out:
+    chosen = ReportFormat(format_) if format_ else _format_of(out) if out else ReportFormat.text
+    if chosen is ReportFormat.text and out:
         raise InputError("--out goes with --format md, latex or html")
     if out:
-        check_target(out, f"report.{format_.value}")
-    records = collect(runs)
+        check_target(out, f"report.{chosen.value}")
+    found = collect(runs)
+    records, lost = found.records, found.notes
+    for note in lost:
+        error_line(note)
     for declared in paper_weights or []:
         declare_weights(declared, records)
     if figures:
         from morecl.report.render import write_figures
 
         write_figures(records, figures)
-    if format_ is ReportFormat.text:
-        print_summary(records, output_console())
-        return
+    if chosen is ReportFormat.text:
+        print_summary(records, output_console(), lost)
+    else:
+        _write(chosen, out, records, lost)
+    if lost:
+        raise SystemExit(FAILED)
+
+
+def _write(format_: ReportFormat, out: Path | None, records: Sequence[Record], lost: Sequence[str]) -> None:
+    from morecl.files import write_text
     from morecl.report.formats import DOCUMENTS
 
-    document = DOCUMENTS[format_.value](records)
+    document = DOCUMENTS[format_.value](records, lost)
     if out:
         write_text(out, document)
         print(out)

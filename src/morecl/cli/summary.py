@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from morecl.cli.terminal import printable
 from morecl.records import Record
 from morecl.report.grid import Column, arrange, repetition_mean, repetitions
 from morecl.report.notes import caveats
@@ -26,8 +27,11 @@ _DROPPED_FIRST = ("s", "IAUC", "AIA", "AUC", "TIL", "runs")  # if the terminal i
 _NAME_WIDTH = 12  # characters of a method's or benchmark's name before it wraps, at least
 
 
-def print_summary(records: Sequence[Record], console: Console) -> None:
-    """Print one line per method and benchmark: means over runs, as many columns as fit, each benchmark's best green."""
+def print_summary(records: Sequence[Record], console: Console, lost: Sequence[str] = ()) -> None:
+    """Print one line per method and benchmark: means over runs, as many columns as fit, each benchmark's best green.
+
+    ``lost``: notes on records that are not among them.
+    """
     grid = arrange(records)
     ranked: dict[Column, list[float]] = defaultdict(list)
     for row, places in grid.items():
@@ -59,7 +63,7 @@ def print_summary(records: Sequence[Record], console: Console) -> None:
     console.print(table)
     legend = [f"{head}: {meaning}." for head, meaning in _MEANINGS.items() if head in heads]
     console.print(f"Percent. {' '.join(legend)}", style="dim", highlight=False)
-    for note in caveats(grid):
+    for note in (*map(printable, lost), *caveats(grid)):
         console.print(note, style="dim", markup=False, emoji=False)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from os import DirEntry
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,16 +53,17 @@ def find_classes(path: Path) -> tuple[str, ...]:
     return tuple(_two_or_more(path)[0])
 
 
-def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
+def labelled_files(path: Path, split: Literal["train", "test"] = "train") -> tuple[list[Path], list[str]]:
     """The image files under ``path`` and the class of each, by class, then by path; one class is enough.
 
-    Nothing is held out. If ``path`` has the folders train/ and test/, only the images in train/ are listed: those in
-    test/ are meant for measuring. Files are not opened, so some may turn out to be unreadable. Images in no class
-    folder are left out, and an UnlabelledImagesWarning says so.
+    Nothing is held out. If ``path`` has the folders train/ and test/, only the images in ``split`` are listed. The
+    classes may differ: one that is only in test/ was never taught. Files are not opened, so some may turn out to be
+    unreadable. Images in no class folder are left out, and an UnlabelledImagesWarning says so.
     """
-    classes = _class_folders(path)[0]
+    places = [path, path / split] if _is_split(path) else [path]
+    classes = _subfolders(places[1]) if len(places) > 1 else _class_folders(path)[0]
     if not classes:
-        raise InputError(f"{path} has no class folders; put the images of each class into a sub-folder.")
+        raise InputError(f"{places[-1]} has no class folders; put the images of each class into a sub-folder.")
     files: list[Path] = []
     labels: list[str] = []
     for name, folders in classes.items():
@@ -68,8 +72,19 @@ def labelled_files(path: Path) -> tuple[list[Path], list[str]]:
             raise InputError(f"{folders[0]} has no images; remove the folder or add images of the class.")
         files += found
         labels += [name] * len(found)
-    _warn_of_unlabelled([path, path / "train"] if _is_split(path) else [path])
+    _warn_of_unlabelled(places)
     return files, labels
+
+
+def files_key(path: Path) -> str:
+    """Another one if an image under ``path`` came, went, moved or was written again. No file is opened."""
+    digest = hashlib.sha256()
+    for folders in _class_folders(path):
+        for file in _images([folder for same in folders.values() for folder in same]):
+            stat = file.stat() if file.exists() else file.lstat()
+            name = _inside(path, file).encode("utf-8", "surrogateescape")
+            digest.update(b"%s\0%d\0%d\0" % (name, stat.st_size, stat.st_mtime_ns))
+    return digest.hexdigest()
 
 
 def load_folder(path: Path, size: int = FOLDER_SIZE, *, progress: bool = False) -> Dataset:
@@ -178,6 +193,8 @@ def _class_folders(path: Path) -> list[dict[str, list[Path]]]:
             if path.is_file()
             else f"there is no folder {path}."
         )
+    if _is_model(path):
+        raise InputError(f"{path} is a model; name a folder of images, with one sub-folder per class.")
     if _is_split(path):
         train, test = (_subfolders(path / split) for split in SPLITS)
         if differing := sorted(train.keys() ^ test.keys()):
@@ -197,44 +214,69 @@ def _is_split(path: Path) -> bool:
     return all((path / split).is_dir() for split in SPLITS)
 
 
+def _is_model(path: Path) -> bool:
+    return all(os.path.exists(path / name) for name in _MODEL)
+
+
 def _subfolders(path: Path) -> dict[str, list[Path]]:
     """Name -> folders, both sorted; without hidden ones and without models that were put among the photos."""
     found: dict[str, list[Path]] = {}
     for folder in sorted(path.iterdir()):
-        is_model = all(os.path.exists(folder / name) for name in _MODEL)
-        if folder.is_dir() and not folder.name.startswith((".", "__")) and not is_model:
+        if folder.is_dir() and not folder.name.startswith((".", "__")) and not _is_model(folder):
+            if folder.name != folder.name.strip():  # in a list nobody sees how it differs from the name without
+                raise InputError(
+                    f"the name of the folder {str(folder)!r} begins or ends with a blank; rename the folder."
+                )
             found.setdefault(composed(folder.name), []).append(folder)
     return dict(sorted(found.items()))
 
 
 def _images(folders: Sequence[Path]) -> list[Path]:
-    """Image files in ``folders`` and their sub-folders, sorted, without hidden ones (.DS_Store, ._x.jpg, .cache/)."""
-    read: set[Path] = set()
-    return sorted(file for folder in folders for file in _walked(folder, read))
+    """Image files in ``folders`` and their sub-folders, sorted; see :func:`walked`."""
+    read: set[str] = set()
+    return sorted(Path(file) for folder in folders for file in walked(str(folder), read, _refuse))
 
 
-def _walked(folder: Path, read: set[Path]) -> Iterator[Path]:
-    """As :func:`_images`, of one folder unless it is among those ``read``.
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(f"{error.filename} may not be read; allow it, or remove the folder.") from error
+
+
+def walked(folder: str, read: set[str], lost: Callable[[OSError], None]) -> Iterator[str]:
+    """Image files in a folder and its sub-folders, without hidden ones (.DS_Store, ._x.jpg, .cache/).
 
     Links to folders are followed, but not to one in which the link lies: they would lead in circles.
+
+    Args:
+        read: folders that were read, none of them again; extended in place.
+        lost: called with the error if a folder may not be read.
     """
-    real = folder.resolve()
-    if real in read:
-        return
-    read.add(real)
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise InputError(f"{folder} may not be read; allow it, or remove the folder.")
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
-    for entry in ordered:
-        inner = folder / entry.name
-        if _is_image(entry):
-            yield inner
-        elif not entry.name.startswith(".") and os.path.isdir(inner) and not real.is_relative_to(inner.resolve()):
-            yield from _walked(inner, read)
+    waiting = [folder]
+    while waiting:
+        folder = waiting.pop()
+        real = os.path.realpath(folder)
+        if real in read:
+            continue
+        read.add(real)
+        try:
+            if not os.access(folder, os.R_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+            with os.scandir(folder) as entries:
+                shown = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        except OSError as error:
+            lost(error)
+            continue
+        yield from (os.path.join(folder, entry.name) for entry in shown if _is_image(entry))
+        inner = sorted(filter(_is_folder, shown), key=DirEntry.is_symlink)  # links last
+        paths = [os.path.join(folder, entry.name) for entry in inner]
+        waiting += reversed([path for path in paths if not Path(real).is_relative_to(os.path.realpath(path))])
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: DirEntry[str]) -> bool:
+    """Whether this is a folder, or a link to one."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # is_dir() fails on a link to itself
+
+
+def _is_image(entry: DirEntry[str]) -> bool:
     """Whether this is an image by its name, and a file; or a link to nothing, which cannot be read and is named so."""
     if entry.name.startswith(".") or Path(entry.name).suffix.lower() not in EXTENSIONS:
         return False

@@ -73,10 +73,7 @@ class MoreConfig(ReplayConfig):
     )
     temperature: float = Field(2.0, gt=0, description="of the softmax in prediction", json_schema_extra=SCORING)
     c: float = Field(
-        20.0,
-        gt=0,
-        description="scale of the Mahalanobis coefficient: c / distance (Eq. 4)",
-        json_schema_extra=SCORING,
+        20.0, gt=0, description="scale of the Mahalanobis coefficient: c / distance (Eq. 4)", json_schema_extra=SCORING
     )
     s_max: float = Field(500.0, gt=1, description="largest steepness of the attention (Eq. 8)")
     coefficient: bool = Field(
@@ -111,6 +108,10 @@ class MoreConfig(ReplayConfig):
     back_update_features: Literal["own", "first"] = Field(
         "own", description="features of a head's own network, or of the first task's for all heads (authors' code)"
     )
+
+    def switched_off(self) -> dict[str, str]:
+        off = {} if self.back_update else dict.fromkeys(presets.MORE_DEFAULT, "back_update=false")
+        return off if self.coefficient else off | {"c": "coefficient=false"}
 
 
 class More(ReplayLearner):

@@ -84,6 +84,12 @@ class MorerpConfig(MoreConfig):
         3, ge=1, description="task networks asked about an image; null: all of them", json_schema_extra=SCORING
     )
 
+    def switched_off(self) -> dict[str, str]:
+        off = super().switched_off()
+        if self.projection is not None:
+            off |= dict.fromkeys(("kept_features", "known_weight"), f"projection={self.projection}")
+        return off
+
 
 class MorerpRule(MoreRule):
     """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class.

@@ -80,9 +80,9 @@ def train_without_products(
         with torch.enable_grad(), _NoProducts():
             features = fused.trunk(tokens, norms, adapters, blocks, heads, (0.0, 0.0), masks=given)
             torch.autograd.grad(features.sum(), trained)
-    every = [part.detach() for part in (*adapters, *norms, masks, torch.empty(2, dim), torch.empty(2))]
-    gates, sizes = every[: len(adapters)], sgd.sizes_of(every)
-    sgd.step(every, every, every, gates, sizes, lr=0.0, momentum=0.0, weight_decay=0.0, nesterov=False)
+    every = [part.detach() for part in (*trained, masks, torch.empty(2, dim), torch.empty(2))]
+    gates = every[: len(adapters)]
+    sgd.step(every, every, every, gates, sgd.sizes_of(every), lr=0.0, momentum=0.0, weight_decay=0.0, nesterov=False)
 
 
 class _NoProducts(TorchDispatchMode):

@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from morecl.errors import InputError
 from morecl.records import Record, read_record
 
 RECORD_NAME = "result.json"
+NAMED = 3  # files that a note names
 
 
-def collect(paths: Sequence[Path]) -> list[Record]:
-    """The records in the given files and folders (at any depth); a record found twice counts once."""
-    found: dict[Path, None] = {}
+@dataclass(frozen=True)
+class Collected:
+    """Records, and why others could not be read."""
+
+    records: list[Record]
+    problems: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a report must say of records that it lacks; empty if it lacks none."""
+        if not self.problems:
+            return []
+        count, more = len(self.problems), len(self.problems) - NAMED
+        named = "; ".join(self.problems[:NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        return [f"Left out, since {'it' if count == 1 else 'they'} cannot be read: {named}."]
+
+
+def collect(paths: Sequence[Path]) -> Collected:
+    """The records in the given files and folders (at any depth); a record found twice counts once.
+
+    Raises:
+        InputError: there are none, or none that can be read.
+    """
+    found: dict[Path, Path] = {}  # real path -> as it was given
+    problems: list[str] = []
     for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(sorted(inner.resolve() for inner in path.rglob(RECORD_NAME)))
+            found |= {inner.resolve(): inner for inner in _below(path, problems)}
         elif path.exists():
-            found[path.resolve()] = None
+            found[path.resolve()] = path
         else:
             raise InputError(f"there is no file or folder {path}; give a {RECORD_NAME} or a folder that holds some")
-    if not found:
+    if not found and not problems:
         places = ", ".join(str(path) for path in paths) or "nothing"
         raise InputError(f"no {RECORD_NAME} found in {places}; a finished run leaves one in its folder")
     records: list[Record] = []
-    for path in found:
-        record = read_record(path)
+    for path in found.values():
+        try:
+            record = read_record(path)
+        except InputError as error:
+            problems.append(str(error))
+            continue
         if record not in records:
             records.append(record)
-    return records
+    if not records:
+        raise InputError(f"no record can be read: {'; '.join(problems[:NAMED])}")
+    return Collected(records, problems)
+
+
+def _below(folder: Path, problems: list[str]) -> list[Path]:
+    """The records in a folder, sorted; why a folder in it cannot be read is added to ``problems``."""
+    lost: list[OSError] = []
+    walk = os.walk(folder, onerror=lost.append)
+    found = sorted(Path(inner) / RECORD_NAME for inner, _, files in walk if RECORD_NAME in files)
+    problems += [f"{error.filename} ({error.strerror})" for error in lost]
+    return found

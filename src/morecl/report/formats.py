@@ -12,15 +12,15 @@ from morecl.report.paired import all_tables
 from morecl.report.tables import Cell, Table
 
 
-def html(records: Sequence[Record]) -> str:
+def html(records: Sequence[Record], lost: Sequence[str] = ()) -> str:
     """See :func:`morecl.report.page.html`. Imported when called: matplotlib takes half a second."""
     from morecl.report import page
 
-    return page.html(records)
+    return page.html(records, lost)
 
 
-def markdown(records: Sequence[Record]) -> str:
-    """All tables and notes; best in bold, the paper's numbers in brackets."""
+def markdown(records: Sequence[Record], lost: Sequence[str] = ()) -> str:
+    """All tables and notes, those on ``lost`` records first; best in bold, the paper's numbers in brackets."""
     parts = ["# Results"]
     for table in all_tables(records):
         heads = ["Method", *(f"{benchmark} {metric}" for benchmark, metric in table.heads)]
@@ -28,15 +28,15 @@ def markdown(records: Sequence[Record]) -> str:
         for row, cells in table.rows.items():
             lines.append(_pipes([_md(row.label), *(_markdown_cell(table, cell) for cell in cells)]))
         parts += [f"## {_md(table.title)}", _md(table.full_caption), "\n".join(lines)]
-    found = notes(records)
+    found = [*lost, *notes(records)]
     if found:
         parts += ["## What to keep in mind", "\n".join(f"- {_md(note)}" for note in found)]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(records: Sequence[Record]) -> str:
+def latex(records: Sequence[Record], lost: Sequence[str] = ()) -> str:
     """All tables as ``table`` environments (package ``booktabs``); the notes as comments at the top."""
-    lines = ["% Needs \\usepackage{booktabs}.", *(f"% {_one_line(note)}" for note in notes(records))]
+    lines = ["% Needs \\usepackage{booktabs}.", *(f"% {_one_line(note)}" for note in (*lost, *notes(records)))]
     for table in all_tables(records):
         names = " & ".join(f"\\multicolumn{{{width}}}{{c}}{{{_tex(name)}}}" for name, width in table.groups)
         ends = list(itertools.accumulate((width for _, width in table.groups), initial=1))
@@ -60,7 +60,7 @@ def latex(records: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-DOCUMENTS: dict[str, Callable[[Sequence[Record]], str]] = {"md": markdown, "latex": latex, "html": html}
+DOCUMENTS: dict[str, Callable[[Sequence[Record], Sequence[str]], str]] = {"md": markdown, "latex": latex, "html": html}
 
 
 def _markdown_cell(table: Table, cell: Cell | None) -> str:

@@ -70,8 +70,11 @@ class ClassList:
     tasks: list[list[str]]
 
 
-def html(records: Sequence[Record]) -> str:
-    """The page. It follows the reader's light or dark mode and has figures for wide and for narrow windows."""
+def html(records: Sequence[Record], lost: Sequence[str] = ()) -> str:
+    """The page; ``lost``: notes on records that are not in it.
+
+    It follows the reader's light or dark mode and has figures for wide and for narrow windows.
+    """
     grid = arrange(records)
     columns = columns_of(grid)
     tables = all_tables(records)
@@ -85,12 +88,12 @@ def html(records: Sequence[Record]) -> str:
         .render(
             lead=_lead(records, grid),
             cards=[*_cards(tables, "main", "aca"), *_cards(tables, "ood", "auc")],
-            caveats=caveats(grid),
+            caveats=[*lost, *caveats(grid)],
             summary=tables if one_row else [],
             sections=sections,
             several=len(columns) > 1,
             class_lists=list(_class_lists(grid, columns)),
-            notes=notes(records),
+            notes=[*lost, *notes(records)],
             images=_image_maker(),
             kinds=TABLE_KINDS,
         )

@@ -31,6 +31,7 @@ from morecl.run.folder import (
     remove_checkpoints,
     remove_leftovers,
 )
+from morecl.run.images import images_key, noted
 from morecl.run.loop import learn_stream, task_groups
 from morecl.run.measurements import Measurements
 from morecl.run.out_of_memory import is_out_of_memory, out_of_memory_explained
@@ -62,8 +63,9 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     with _together(out) as group, sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
         learner = create(request.method, **run.settings)
         learner.join(group)
+        key = images_key(run) if parallel.is_main(group) else ""  # before they are read: they may change now
         stream = build_task_stream(run, learner)
-        request = request.model_copy(update={"plan": run.plan})
+        request = request.model_copy(update={"plan": run.plan | noted(key, stream.dataset.side)})
         with _claimed(out, group):
             if parallel.is_main(group):
                 refuse_taken(out, overwrite)  # another process may have been faster

@@ -102,8 +102,13 @@ class ResolvedRun:
         """Raise :class:`InputError` if a setting is unknown, has no effect, or has a bad value, or if the classes
         cannot be divided as asked. No image is read.
         """
-        _ = self.config
+        self.config.refuse_switched_off(self.given)
         asked = self.request
+        if asked.validation is not None and asked.test_per_class is not None:
+            raise InputError(
+                "test_per_class would change nothing with validation: training images that are held out are scored "
+                "instead of the test images. Leave one of them out"
+            )
         check_stream(
             self.recipe,
             class_order=asked.class_order,
@@ -130,7 +135,7 @@ class ResolvedRun:
     def recipe_changed(self) -> bool:
         """Since the run began. What the plan of an older run does not have is not compared."""
         now = self.current_plan
-        return any(now[key] != value for key, value in self.plan.items())
+        return any(now[key] != value for key, value in self.plan.items() if key in now)
 
 
 def read_request(out: Path) -> RunRequest:

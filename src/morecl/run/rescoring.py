@@ -60,6 +60,7 @@ def rescore(
         for number, path in enumerate(saved):
             trained = checkpoint.load(path)
             config = cls.adopted_config(trained, dict(settings or {}))
+            config.refuse_switched_off(settings or {})
             learner = cls.adopt(trained, config, before=learner)
             if number == 0:
                 stream = build_task_stream(run, learner)

@@ -33,7 +33,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from morecl.data import ORDERS
-from morecl.errors import InputError, unknown_name
+from morecl.errors import InputError, placed, unknown_name
 from morecl.methods import method_class
 from morecl.run import RunRequest, default_folder
 
@@ -204,17 +204,24 @@ def _planned(
             'uses class order k, so seeds are 0 to 4; class_order = "random" allows any seed.'
         )
     config = method_class(method).Config
+    chosen = config.choose({**common, **group.settings})
     request = RunRequest(
         method=method,
         benchmark=benchmark,
-        settings=config.choose({**common, **group.settings}) | group.settings,
+        settings=chosen | group.settings,
         class_order=order,
         seed=seed,
         data_root=str(data_root) if data_root else None,
         **group.options(),
     )
-    run = request.resolve()
-    run.check()
+    with placed(f"suite {suite.name}, {method} on {benchmark}"):
+        run = request.resolve()
+        idle = (chosen.keys() & run.config.switched_off()) - group.settings.keys()
+        if idle:  # as settings that the method does not have
+            kept = {key: value for key, value in request.settings.items() if key not in idle}
+            request = request.model_copy(update={"settings": kept})
+            run = request.resolve()
+        run.check()
     folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
     return PlannedRun(request, folder, f"{run.recipe.name} {folder.parent.name} order {order} seed {seed}")
 

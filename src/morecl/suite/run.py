@@ -22,10 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from morecl.config import LearnerConfig
-from morecl.errors import InputError
+from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
+from morecl.run.images import are_others, images_key
 from morecl.suite.plan import PlannedRun
 
 
@@ -86,8 +87,9 @@ def run_suite(
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after everything has been stopped.
     """
     outcomes: dict[Path, Outcome] = {}
+    keys: dict[str, str] = {}
     for run in runs:
-        record = finished_record(run.request, run.folder)
+        record = finished_record(run.request, run.folder, keys)
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
     waiting = deque(run for run in runs if run.folder not in outcomes)
@@ -145,11 +147,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         )
 
 
-def finished_record(request: RunRequest, folder: Path) -> Record | None:
+def finished_record(request: RunRequest, folder: Path, keys: dict[str, str] | None = None) -> Record | None:
     """The record in ``folder`` if ``request`` is finished there, else ``None``.
 
     Effective settings are compared, so setting something to its default makes no difference. Nor does it matter on
     which machine a finished run was computed (device, data root), but an unfinished one must continue as it began.
+
+    Args:
+        keys: of the images of each data set, to be looked at once for many runs; extended in place.
 
     Raises:
         InputError: ``folder`` holds a different run, finished or not.
@@ -159,14 +164,24 @@ def finished_record(request: RunRequest, folder: Path) -> Record | None:
     there = read_request(folder).resolve()
     here = request.resolve()
     if (folder / RESULT).is_file():
-        record = read_record(folder / RESULT)
+        record = _record(folder)
         found = _facts(there, record.config)
         wanted = _facts(here, here.config.record())
         _refuse_different(folder, found, wanted, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
+        _refuse_other_images(folder, there, record, {} if keys is None else keys)
         return record
     found, wanted = (_facts(run, run.config.model_dump(mode="json")) for run in (there, here))
     _refuse_different(folder, found, wanted, apart_from=set())
     return None
+
+
+def _record(folder: Path) -> Record:
+    try:
+        return read_record(folder / RESULT)
+    except NewerFormatError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}; delete its folder to run it again, or choose another --out") from error
 
 
 def _facts(run: ResolvedRun, config: dict[str, Any]) -> dict[str, Any]:
@@ -185,6 +200,18 @@ def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any
                 f"{folder} holds a run with {key} = {found[key]!r}, not {wanted[key]!r}; choose another --out, or "
                 "delete that folder to run it again"
             )
+
+
+def _refuse_other_images(folder: Path, there: ResolvedRun, record: Record, keys: dict[str, str]) -> None:
+    """Raise :class:`InputError` if the images of the run were replaced after it was made."""
+    place = there.recipe.dataset
+    if place not in keys:
+        keys[place] = images_key(there)
+    if are_others(there, record, keys[place]):
+        raise InputError(
+            f"{folder} holds a run on other images than {place} has now; choose another --out, or delete the run's "
+            "folder to run it again"
+        )
 
 
 def _show_progress(job: Job, rows: dict[Path, TaskID], display: Progress) -> None:

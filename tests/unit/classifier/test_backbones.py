@@ -33,7 +33,8 @@ def test_the_shipped_one_if_none_can_be_fetched(monkeypatch: pytest.MonkeyPatch)
     name, said = choose()
     assert name == SHIPPED
     assert f"{ON_CPU.name}; its weights are fetched once, {ON_CPU.megabytes} MB" in said[0]
-    assert "could not be fetched" in said[1] and "32 x 32 pixels" in said[1]
+    assert "could not be fetched" in said[1] and "32 x 32 pixels" in said[2]
+    assert all(text.isprintable() for text in said), "each is one line"
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -384,6 +384,12 @@ def test_info(known: Classifier) -> None:
     assert known.learner.capacity() == pytest.approx(mean)
 
 
+def test_numbers_are_no_classes_to_evaluate(known: Classifier) -> None:
+    """All of them would count as never taught."""
+    with pytest.raises(InputError, match="the name of a class must be text, not 0"):
+        known.evaluate(photos("ant")[0], ["ant"] * 14 + [0])  # type: ignore[list-item]
+
+
 def test_nearest_remembered_pictures(known: Classifier) -> None:
     memory = known.learner.memory
     (found,) = known.nearest([memory.images[4]], count=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
@@ -83,6 +85,18 @@ def test_the_curve_passes_through_the_threshold(found: Evaluation) -> None:
     x, y = np.array(found.roc).T
     assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 100, 100)
     assert np.interp(found.known_rejected, x, y) == pytest.approx(found.unknown_rejected, abs=1.5)
+
+
+def test_pictures_of_a_lesson_are_counted_and_left_out_of_the_accuracy_on_new_ones() -> None:
+    answers, names = random_answers()
+    marked = [replace(answer, seen=i % 3 == 0) for i, answer in enumerate(answers)]
+    found = evaluate(marked, names, KNOWN, promise(np.zeros(20)))
+    new = [(a.label or "unknown", n) for a, n in zip(marked, names, strict=True) if n in KNOWN and not a.seen]
+    assert found.seen == 200 and "200 of 600 images were" in found.caveat
+    assert found.accuracy_new == pytest.approx(100 * accuracy_score([n for _, n in new], [a for a, _ in new]))
+    one = evaluate([replace(answers[0], seen=True), *answers[1:]], names, KNOWN, promise(np.zeros(20)))
+    assert "1 of 600 images was in its lessons" in one.caveat
+    assert evaluate(answers, names, KNOWN, promise(np.zeros(20))).caveat == ""
 
 
 def test_unreadable_images_are_named_and_count_nowhere(found: Evaluation) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,25 @@ def test_paths_end_with_their_lines_or_at_nul(
 ) -> None:
     monkeypatch.setattr(predict, "CHUNK", chunk)
     assert list(listed(io.BytesIO(given))) == paths
+
+
+def test_linked_folders_are_followed_once_and_not_in_circles(tmp_path: Path) -> None:
+    """As ``learn`` does."""
+    inbox = tmp_path / "inbox"
+    for name in ("inbox/z.png", "inbox/deep/a.png", "other/b.png", ".hidden/c.png", "inbox/.d/e.png", "inbox/.f.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    (inbox / "a-link").symlink_to(tmp_path / "other")
+    (inbox / "again").symlink_to(tmp_path / "other")
+    (inbox / "a-same").symlink_to("deep")
+    (inbox / "self").symlink_to(".")
+    (inbox / "loop").symlink_to("loop")
+    (inbox / "deep" / "up").symlink_to(tmp_path)
+    (tmp_path / "other" / "back").symlink_to(inbox)
+    found = list(predict.images_in(str(inbox)))
+    assert found == [str(inbox / name) for name in ("z.png", "deep/a.png", "a-link/b.png")]
+    (tmp_path / "way").symlink_to(inbox)
+    assert len(list(predict.images_in(str(tmp_path / "way")))) == 3
 
 
 def test_a_path_is_there_before_the_next_one_comes() -> None:

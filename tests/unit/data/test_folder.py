@@ -263,11 +263,26 @@ def test_labelled_files_of_one_class(tmp_path: Path) -> None:
     assert labelled_files(tmp_path) == ([tmp_path / "only" / "0.png"], ["only"])
 
 
+@pytest.mark.parametrize("name", [" a", "a "])
+def test_folders_named_with_blanks_around_are_refused(tmp_path: Path, name: str) -> None:
+    for own in ("b", name):
+        picture(tmp_path / own / "0.png")
+        picture(tmp_path / own / "1.png")
+    for lister in (labelled_files, load_folder):
+        with pytest.raises(InputError, match=f"{name}' begins or ends with a blank; rename the folder"):
+            lister(tmp_path)
+
+
 def test_labelled_files_leave_the_test_images_out(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(tmp_path / split / name / "0.png")
-    assert labelled_files(tmp_path) == ([tmp_path / "train" / name / "0.png" for name in "ab"], ["a", "b"])
+    picture(tmp_path / "test" / "c" / "0.png")  # a stranger
+    picture(tmp_path / "train" / "d" / "0.png")
+    assert labelled_files(tmp_path) == ([tmp_path / "train" / name / "0.png" for name in "abd"], ["a", "b", "d"])
+    assert labelled_files(tmp_path, "test") == ([tmp_path / "test" / name / "0.png" for name in "abc"], ["a", "b", "c"])
+    with pytest.raises(InputError, match=r"train/ and test/ must have the same class folders; only one has c, d\."):
+        load_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

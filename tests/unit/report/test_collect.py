@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from morecl.errors import InputError
 from morecl.records import write_record
-from morecl.report.collect import collect
+from morecl.report.collect import Collected, collect
 from synthetic import make_record
 
 
@@ -18,8 +20,8 @@ def test_collect_searches_folders_and_counts_a_record_once(tmp_path: Path) -> No
     write_record(tmp_path / "c" / "result.json", second)
     write_record(tmp_path / "copy" / "result.json", first)
     write_record(tmp_path / "c" / "other.json", make_record(seed=2))
-    assert collect([tmp_path, tmp_path / "c" / "result.json"]) == [first, second]
-    assert collect([tmp_path / "c" / "other.json"]) == [make_record(seed=2)]
+    assert collect([tmp_path, tmp_path / "c" / "result.json"]).records == [first, second]
+    assert collect([tmp_path / "c" / "other.json"]) == Collected([make_record(seed=2)], [])
 
 
 def test_collect_names_what_is_wrong(tmp_path: Path) -> None:
@@ -30,4 +32,36 @@ def test_collect_names_what_is_wrong(tmp_path: Path) -> None:
         collect([tmp_path / "nowhere"])
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):
+        collect([tmp_path])
+
+
+def test_a_damaged_record_is_no_reason_to_lose_the_others(tmp_path: Path) -> None:
+    write_record(tmp_path / "whole" / "result.json", make_record())
+    assert collect([tmp_path]).notes == []
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_text("{" if number else '{"schema": "morecl.result/9"}')
+    found = collect([tmp_path])
+    assert found.records == [make_record()] and len(found.problems) == 5
+    [note] = found.notes
+    assert note.startswith("Left out, since they cannot be read: ")
+    assert f"{tmp_path / '0' / 'result.json'} has the format morecl.result/9" in note
+    assert f"{tmp_path / '2' / 'result.json'} is not valid JSON" in note and note.endswith("; and 2 more.")
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write_record(tmp_path / name / "result.json", make_record())
+    scan = os.scandir
+
+    def refusing(path: Any) -> Any:  # the one who runs the tests may be root, who may read anything
+        if Path(path) in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    closed = {tmp_path / "b"}
+    assert collect([tmp_path]).notes == [f"Left out, since it cannot be read: {tmp_path / 'b'} (Permission denied)."]
+    closed = {tmp_path}
+    with pytest.raises(InputError, match=r"no record can be read: .* \(Permission denied\)"):
         collect([tmp_path])

@@ -96,4 +96,4 @@ def test_markdown_shows_names_as_they_are() -> None:
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/table.md")), ids=lambda p: p.name)
 def test_the_tables_in_results_are_those_of_their_records(folder: Path) -> None:
-    assert (folder / "table.md").read_text(encoding="utf-8") == markdown(collect([folder]))
+    assert (folder / "table.md").read_text(encoding="utf-8") == markdown(collect([folder]).records)

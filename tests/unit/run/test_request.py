@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,40 @@ def test_settings_are_checked_when_asked_for() -> None:
     wrong = RunRequest(method="more", benchmark="digits-5t", settings={"epochs": 0}).resolve()
     with pytest.raises(InputError, match="epochs=0"):
         wrong.check()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (
+            "more",
+            {"back_update": False, "back_update_lr": 0.1, "back_update_epochs": 2},
+            "back_update_lr, back_update_epochs would change nothing with back_update=false. Leave it out, or change",
+        ),
+        ("more", {"coefficient": False, "c": 3}, "c would change nothing with coefficient=false"),
+        ("morerp", {"coefficient": False, "c": 3}, "c would change nothing with coefficient=false"),
+        ("morerp", {"projection": 50, "kept_features": 9}, "kept_features would change nothing with projection=50"),
+    ],
+)
+def test_settings_that_change_nothing_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunRequest(method=method, benchmark="digits-5t", settings=settings).resolve().check()
+    first = next(iter(settings))
+    RunRequest(method=method, benchmark="digits-5t", settings={first: settings[first]}).resolve().check()
+    rest = {key: value for key, value in settings.items() if key != first}
+    RunRequest(method=method, benchmark="digits-5t", settings=rest).resolve().check()
+
+
+def test_settings_that_a_recipe_leaves_without_effect_are_refused() -> None:
+    with pytest.raises(InputError, match="back_update_lr would change nothing with back_update=false"):
+        RunRequest(method="more", benchmark="tinyimagenet-10t", settings={"back_update_lr": 0.1}).resolve().check()
+
+
+def test_a_limit_on_test_images_that_are_not_scored_is_refused() -> None:
+    asked = RunRequest(method="more", benchmark="digits-5t", validation=0.1)
+    asked.resolve().check()
+    with pytest.raises(InputError, match="test_per_class would change nothing with validation"):
+        asked.model_copy(update={"test_per_class": 3}).resolve().check()
 
 
 def test_a_preset_is_stronger_than_the_recipe_and_weaker_than_the_user(tmp_path: Path) -> None:

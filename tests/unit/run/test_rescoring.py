@@ -68,6 +68,7 @@ def test_the_folder_has_one_name_however_a_setting_is_written(trained: Path) -> 
         ("more", {"epochs": 2}, "trained with other settings: epochs=2 instead of 1"),
         ("more", {"temperture": 1.0}, "did you mean 'temperature'"),
         ("mroe", {}, "did you mean 'more'"),
+        ("more", {"coefficient": False, "c": 3.0}, "c would change nothing with coefficient=false"),
     ],
 )
 def test_what_would_need_training_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from morecl.data import load_recipe, recipe_names
@@ -22,7 +25,7 @@ from morecl.files import write_json
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
-from morecl.run import RESULT, RUN, RunRequest
+from morecl.run import RESULT, RUN, RunRequest, launch
 from morecl.suite import child, here
 from morecl.suite import run as run_suite
 from morecl.suite.here import Here, visible_cards
@@ -325,6 +328,17 @@ def test_the_papers_own_more_is_in_every_table_beside_ours(name: str) -> None:
     }
 
 
+def test_settings_of_a_suite_are_left_out_where_they_change_nothing() -> None:
+    """As those that a method does not have; one of the variant itself is a mistake."""
+    off = one("more", variant="off", settings={"back_update": False})
+    suite = suite_of(one("more"), off, settings={"back_update_lr": 0.5})
+    plain, without = plan(suite, OUT)
+    assert plain.request.settings == {"back_update_lr": 0.5} and without.request.settings == {"back_update": False}
+    wrong = one("more", variant="off", settings={"back_update": False, "back_update_lr": 0.1})
+    with pytest.raises(InputError, match="suite mine, more on digits-5t: back_update_lr would change nothing with"):
+        plan(suite_of(wrong), OUT)
+
+
 # ---- what counts as finished ------------------------------------------------------------------------------------
 
 
@@ -343,6 +357,16 @@ def leave(folder: Path, request: RunRequest, *, finished: bool) -> None:
 
 def changed(**settings: Any) -> RunRequest:
     return REQUEST.model_copy(update={"settings": settings})
+
+
+def test_a_damaged_record_says_how_to_go_on(tmp_path: Path) -> None:
+    leave(tmp_path, REQUEST, finished=True)
+    (tmp_path / RESULT).write_text("{")
+    with pytest.raises(InputError, match=r"result\.json is not valid JSON .*; delete its folder to run it again"):
+        run_suite.finished_record(REQUEST, tmp_path)
+    (tmp_path / RESULT).write_text('{"schema": "morecl.result/99"}')
+    with pytest.raises(InputError, match=r"a newer morecl is needed$"):
+        run_suite.finished_record(REQUEST, tmp_path)
 
 
 def test_nothing_there_or_only_begun_is_not_finished(tmp_path: Path) -> None:
@@ -421,6 +445,33 @@ def test_a_recipe_that_has_changed_since_is_noticed(tmp_path: Path) -> None:
     recipe.write_text('dataset = "digits"\ntasks = 2\n[settings]\nlr = 0.25\n')
     with pytest.raises(InputError, match=r"lr = 0\.5, not 0\.25"):
         run_suite.finished_record(request, tmp_path / "run")
+
+
+def test_other_images_in_a_folder_are_noticed(tmp_path: Path) -> None:
+    """Also if they have the same names and sizes; but a file that was only written again is the same image."""
+    photos, rng = tmp_path / "photos", np.random.default_rng(0)
+    for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(photos / f"{name}.bmp")
+    request = RunRequest(method="ncm", benchmark=f"folder:{photos}", settings={"image_size": 8, "device": "cpu"})
+    made = launch.start(request, tmp_path / "run")
+    assert run_suite.finished_record(request, tmp_path / "run") == made
+    first, second = photos / "a" / "0.bmp", photos / "a" / "1.bmp"
+    os.utime(first, (1, 1))
+    assert run_suite.finished_record(request, tmp_path / "run") == made
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(
+        InputError, match=r"run holds a run on other images than folder:.*photos has now; choose another"
+    ):
+        run_suite.finished_record(request, tmp_path / "run")
+    keys: dict[str, str] = {}
+    with pytest.raises(InputError, match="other images"):
+        run_suite.finished_record(request, tmp_path / "run", keys)
+    assert list(keys) == [f"folder:{photos}"], "looked at once for all runs"
+    noted = json.loads((tmp_path / "run" / RUN).read_text())
+    del noted["plan"]["images"]  # an older run
+    write_json(tmp_path / "run" / RUN, noted)
+    assert run_suite.finished_record(request, tmp_path / "run") == made
 
 
 # ---- how runs end -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from morecl.cli.own.common import (
     Model,
     check_accept,
     class_table,
+    error_line,
     existing,
     name_unreadable,
     out_of_memory_explained,
@@ -58,19 +59,23 @@ def evaluate(
     if out:
         check_target(out, "evaluation.html")
     path = folder.expanduser()
-    if (path / "train").is_dir() and (path / "test").is_dir():
-        path /= "test"  # those in train/ are meant for learning
-    files, names = labelled_files(path)
+    files, names = labelled_files(path, "test")
     console = output_console()
     try:
         with out_of_memory_explained("use --device cpu, or close other programs"):
             from morecl.classifier import evaluation
+            from morecl.classifier.names import look_alikes
 
             classifier = store.load(device=device)
-            answers = counted_off(classifier.answers(files, top=1, accept=accept), lambda: len(files))
+            answers = counted_off(classifier.answers(files, top=1, accept=accept, compare=True), lambda: len(files))
             found = evaluation.evaluate(answers, names, classifier.classes, classifier.promise(accept))
     except KeyboardInterrupt:
         exit_interrupted("nothing was written")
+    for name, known in look_alikes(dict.fromkeys(names), classifier.classes):
+        if name not in classifier.classes and known in classifier.classes:
+            error_line(
+                f"{name!r} counts as never taught; if it is {known!r}, which the model knows, rename the folder."
+            )
     name_unreadable(found.unreadable)
     if not found.classes:
         raise InputError(f"no image in {path} could be read")
@@ -100,7 +105,7 @@ def show_evaluation(console: Console, found: Evaluation) -> None:
 
 
 def _lines(found: Evaluation) -> list[str]:
-    lines = []
+    lines = [found.caveat] if found.caveat else []
     if found.accuracy is not None:
         lines += [
             f'Known classes: {percent(found.accuracy)} right, {percent(found.known_rejected)} called "unknown"; '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +104,7 @@ def learn(
     except KeyboardInterrupt:
         exit_interrupted(escape(teacher.kept()))
     except DivergedError as error:
-        raise DivergedError(f"{error}. {teacher.kept()}") from error
+        raise DivergedError(f"{error}; {teacher.kept()}") from error
 
 
 def _check_choices(store: ModelFolder, is_new: bool, choices: dict[str, Any]) -> None:
@@ -151,6 +152,7 @@ class _Teacher:
         self._keep = keep
         self._before: list[Version] | None = None  # versions, once nobody else can add one
         self._started = 0.0
+        self._told: list[str] = []  # notes that were shown before the first lesson
 
     def kept(self) -> str:
         """What a command that was stopped leaves."""
@@ -167,7 +169,7 @@ class _Teacher:
             InputError: a new class has nothing to learn.
         """
         from morecl.classifier.lesson import NothingNewError, course
-        from morecl.classifier.names import shortened
+        from morecl.classifier.names import shortened, two_classes
 
         self._before, self._started = self._versions(), time.monotonic()
         known = set(classifier.classes)
@@ -181,7 +183,9 @@ class _Teacher:
             name_unreadable(error.skipped)
             raise
         name_unreadable(found.skipped)
-        for note in found.notes:
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        self._told = [*two_classes(new, classifier.classes), *found.notes]
+        for note in self._told:
             error_line(f"{note}.")
         if self._minutes is not None and all(part.action == "add" for part in found.parts):
             error_line("--minutes limits the training of new classes, and there are none.")
@@ -229,7 +233,8 @@ class _Teacher:
             return
         for lesson, info in zip(lessons, measured, strict=True):
             name_unreadable(lesson.skipped)
-            show_lesson(self._console, info, lesson)
+            notes = tuple(note for note in lesson.notes if note not in self._told)
+            show_lesson(self._console, info, replace(lesson, notes=notes))
         took = seconds_text(self._seconds())
         where = escape(str(self._store.path))
         self._console.print(f"version {number} of {where}, {took}", soft_wrap=True, highlight=False)

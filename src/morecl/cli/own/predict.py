@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # these import torch
 STDIN = "-"
 NAME_WIDTH, OTHERS_WIDTH, PATH_WIDTH = 24, 30, 20  # columns: at most, at most, at least
 OTHERS = 2  # classes that come next
+TOP = 5  # classes that JSON and CSV name
 CHUNK = 2**16  # bytes of stdin; far more than a path has
 
 Writer = Callable[["Answer"], None]
@@ -60,7 +61,9 @@ def predict(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="Classes to name for each image, in JSON and CSV.")] = 5,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Classes to name for each image, in JSON and CSV. [default: 5]")
+    ] = None,
     accept: Accept = 0.95,
     device: Device = None,
     on: cluster.On = None,
@@ -74,6 +77,9 @@ def predict(
     """
     if as_json and as_csv:
         raise InputError("--json or --csv, not both")
+    if top is not None and not (as_json or as_csv):
+        raise InputError("--top goes with --json or --csv")
+    named = TOP if top is None else top
     check_accept(accept)
     ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, device)
     store = existing(model)
@@ -89,17 +95,17 @@ def predict(
                     error_line(line)
             if ray:
                 saved, learner = (store.path, version), classifier.learner
-                found = _answers_on_ray(ray, saved, learner, paths, device, top=top, accept=accept)
+                found = _answers_on_ray(ray, saved, learner, paths, device, top=named, accept=accept)
                 answers: Iterable[Answer] = stack.enter_context(closing(found))
             else:
-                answers = _answers(classifier, paths, top=top, accept=accept)
+                answers = _answers(classifier, paths, top=named, accept=accept)
             answers = _not_none(answers)
             if not sys.stdout.isatty():  # where they are no progress themselves
                 answers = counted_off(answers, lambda: _total(paths))
             if as_json:
                 broken = _write_all(answers, _json_writer(sys.stdout))
             elif as_csv:
-                broken = _write_all(answers, _csv_writer(sys.stdout, min(top, len(classifier.classes))))
+                broken = _write_all(answers, _csv_writer(sys.stdout, min(named, len(classifier.classes))))
             else:
                 broken = _show_table(answers, classifier.classes)
     except KeyboardInterrupt:
@@ -125,23 +131,17 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def images_in(path: str) -> Iterator[str]:
-    """The image files in a folder and its sub-folders, or the file itself; hidden ones are left out.
+    """The image files in a folder and its sub-folders, also linked ones, or the file itself; hidden ones are left out.
 
     A folder that may not be read comes last, itself: whoever opens it learns why.
     """
-    from morecl.data.folder import EXTENSIONS
+    from morecl.data.folder import walked
 
     if not os.path.isdir(path):
         yield path
         return
     lost: list[OSError] = []
-    for folder, inner, files in os.walk(path, onerror=lost.append):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        for name in sorted(files):
-            if os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith("."):
-                file = os.path.join(folder, name)
-                if os.path.isfile(file) or not os.path.exists(file):  # to read a named pipe would wait for ever
-                    yield file
+    yield from walked(path, set(), lost.append)
     yield from (str(error.filename) for error in lost)
 
 
