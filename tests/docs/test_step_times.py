@@ -113,6 +113,18 @@ def test_the_first_step_is_that_of_its_record() -> None:
     assert f"the wait for kernels {phases['wait for kernels']:.1f}" in text
 
 
+def test_the_table_against_the_number_of_tasks_is_what_the_benchmark_printed() -> None:
+    printed = (BENCHMARKS / "h200-deit-tiny-224.txt").read_text(encoding="utf-8")
+    lines = [line.split() for line in printed.splitlines() if re.match(r" +\d", line)]
+    expected = [
+        (tasks, f"{train} s", f"{back} s", f"{one} ms", f"{plain} ms", batch, timm)
+        for tasks, train, back, one, plain, _, batch, _, timm in lines
+    ]
+    cells = PAGE.partition("| tasks learned | train next task |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", cells, re.MULTILINE)
+    assert [(tasks, *row.split(" | ")) for tasks, row in rows] == expected and len(expected) == 4
+
+
 MLP_CASES = {
     "first product, GELU (and, behind it, slopes)": ("fc1, GELU", "descriptors"),
     "product of the gradient, GELU's gradient": ("d W2, GELU'", "descriptors, also to store"),
