@@ -16,6 +16,7 @@ A table stands between two marks; the first says what it shows:
     <!-- table: transfer FOLDER BENCHMARK -->        FWT / BWT, ours and the paper's
     <!-- table: reductions FOLDER -->                what a task loses until the end, and what was learned of it
     <!-- table: rates FOLDER BENCHMARK -->           ACA / AIA on held-out images, a row a method, a column a rate
+    <!-- table: beside FOLDER OTHER -->              the same for the methods that both folders have, a row a folder
     <!-- table: variants FOLDER -->                  ACA / AIA of FOLDER/STREAM/VARIANT, a row a variant
     <!-- end of table -->
 """
@@ -345,7 +346,8 @@ def transfer(folder: str, benchmark: str) -> list[str]:
     return table(["", "FWT / BWT", "in the paper"], rows)
 
 
-def rates(folder: str, benchmark: str) -> list[str]:
+def tried_rates(folder: str, benchmark: str) -> dict[str, dict[float, Record]]:
+    """The records of a search by method and rate."""
     found: dict[str, dict[float, Record]] = {}
     for path in sorted((RESULTS / folder / benchmark).glob("*/lr-*/order-*/result.json")):
         record = read_record(path)
@@ -353,10 +355,27 @@ def rates(folder: str, benchmark: str) -> list[str]:
         if record.config["lr"] in tried:
             raise SystemExit(f"{path}: there is another record of this method and rate")
         tried[record.config["lr"]] = record
+    return found
+
+
+def rates(folder: str, benchmark: str) -> list[str]:
+    found = tried_rates(folder, benchmark)
     columns = sorted({rate for tried in found.values() for rate in tried})
     methods = [method for method in TITLES if method in found]
     rows = [[TITLES[method], *(accuracies(found[method], rate) for rate in columns)] for method in methods]
     return table(["rate", *(f"{rate:g}" for rate in columns)], rows)
+
+
+def beside(folder: str, other: str) -> list[str]:
+    rows: dict[str, dict[float, Record]] = {}
+    for benchmark in SHOWN:
+        found = {name: tried_rates(name, benchmark) for name in (folder, other)}
+        for method in (name for name in TITLES if all(name in tried for tried in found.values())):
+            for name, tried in found.items():
+                rows[f"{TITLES[method]}, {BENCHMARKS[benchmark][0]}, `{name}`"] = tried[method]
+    columns = sorted({rate for tried in rows.values() for rate in tried})
+    cells = [[label, *(accuracies(tried, rate) for rate in columns)] for label, tried in rows.items()]
+    return table(["", *(f"{rate:g}" for rate in columns)], cells)
 
 
 def variants(folder: str) -> list[str]:
@@ -412,6 +431,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
         "reductions": reductions,
         "transfer": transfer,
         "rates": rates,
+        "beside": beside,
         "variants": variants,
     }
 

@@ -125,6 +125,20 @@ def test_the_model_of_a_run_can_be_used(finished: Path) -> None:
     assert 100 * np.mean(np.array(predicted) == truth) == pytest.approx(record.metrics.aca)
 
 
+def test_a_run_says_that_no_rate_was_searched_for(call: Call, tmp_path: Path) -> None:
+    tiny = ["--train-per-class", "4", "--test-per-class", "2", "--tasks", "2", "--device", "cpu"]
+    tiny += ["--set", "image_size=8", "--set", "epochs=1", "--method", "finetune"]
+    said = "no rate was searched for finetune on digits-5t with this backbone: it trains at 0.005"
+    for name, more, expected in (
+        ("trained", ["--set", "freeze_backbone=false"], True),
+        ("given", ["--set", "freeze_backbone=false", "--set", "lr=0.005"], False),
+        ("included", [], False),
+    ):
+        code, out, err = call("run", "digits-5t", *tiny, *more, "--out", tmp_path / name)
+        assert code == 0, err
+        assert (said in " ".join(out.split())) == expected, name
+
+
 def test_other_seed_other_numbers_and_other_methods(call: Call, finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ncm"
     small = ["--train-per-class", "5", "--test-per-class", "5", "--set", "image_size=8", "--device", "cpu"]

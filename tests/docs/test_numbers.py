@@ -163,7 +163,7 @@ def test_the_main_page_has_the_means_of_the_records() -> None:
 
 
 def test_the_tables_of_rates_have_the_numbers_of_the_records() -> None:
-    for folder in ("frontier-rates", "shipped-rates"):
+    for folder in ("frontier-rates", "strong-rates", "shipped-rates"):
         text = (ROOT / "results" / folder / "README.md").read_text(encoding="utf-8")
         for benchmark in BENCHMARKS:
             _, there, part = text.partition(f"\n## {benchmark.upper()}\n")

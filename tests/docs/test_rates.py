@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from morecl.catalogue import METHODS
 from morecl.data import load_recipe
 from morecl.records import Record, read_record
 from morecl.suite.plan import load_suite, plan
@@ -97,7 +98,8 @@ def test_pass_has_the_highest_weight_at_which_no_rate_fails_and_its_best_rate(be
 
 @pytest.mark.parametrize("name", ["cifar100-20t", "cifar100-unequal", "cifar100-uneven-40", "cifar100-first-one"])
 def test_other_streams_of_cifar100_have_the_same_rates(name: str) -> None:
-    assert load_recipe(name).included["methods"] == load_recipe("cifar100-10t").included["methods"]
+    recipe, other = load_recipe(name), load_recipe("cifar100-10t")
+    assert (recipe.methods, recipe.included["methods"]) == (other.methods, other.included["methods"])
 
 
 @pytest.mark.parametrize("name", ["tinyimagenet-5t", "tinyimagenet-10t"])
@@ -109,6 +111,16 @@ def test_tiny_imagenet_has_the_rates_of_cifar100_with_vit_tiny_alone(name: str) 
             settings = recipe.settings_for(method, included=backbone)
             assert settings["lr"] == lr
             assert settings.get("back_update", True) == (method not in ("more", "morerp"))
+
+
+def test_cifar10_with_few_images_has_the_rates_of_all_images_but_for_more() -> None:
+    recipe, other = load_recipe("cifar10-5t-1k"), load_recipe("cifar10-5t")
+    assert recipe.methods.keys() == other.methods.keys()
+    for method in recipe.methods:
+        papers = method in ("more", "morerp", "single")
+        lr = recipe.settings_for(method, included=False)["lr"]
+        assert lr == (0.005 if papers else other.methods[method]["lr"])
+        assert recipe.settings_for(method, included=True)["lr"] == 0.005
 
 
 def test_the_papers_more_has_the_rate_of_the_other_more() -> None:
@@ -129,6 +141,20 @@ def test_rates_of_other_backbones_are_the_best_on_average() -> None:
         scores = {rate: sum(search[method][rate][0] for search in searches) for rate in searches[0][method]}
         assert len(scores) == 4
         assert recipe.settings_for(method, included=False)["lr"] == max(scores, key=scores.__getitem__), method
+
+
+@pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t"])
+def test_rates_of_the_other_methods_with_other_backbones_are_the_best_of_each_benchmark(benchmark: str) -> None:
+    recipe, searches = load_recipe(benchmark), tried("strong-rates", benchmark)
+    again = searches.keys() & tried("frontier-rates", benchmark).keys()  # with fewer images, for comparison
+    assert again <= {"icarl", "gd"}
+    for method in searches.keys() - again:
+        assert len(searches[method]) >= 4
+        best = best_of(searches[method], benchmark, method)
+        assert recipe.settings_for(method, included=False)["lr"] == best, method
+    untrained = {name for name, method in METHODS.items() if not method.trains}
+    searched = (searches.keys() | tried("frontier-rates", benchmark).keys()) - untrained
+    assert searched | {"morerp", "single"} == recipe.methods.keys() == METHODS.keys() - untrained
 
 
 @pytest.mark.parametrize("name", ["digits-unequal", "digits-one-by-one"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:  # these import torch
     from morecl.data import TaskStream
     from morecl.evaluator import Step
     from morecl.methods import Learner
-    from morecl.run import Watcher
+    from morecl.run import ResolvedRun, Watcher
 
 PLAIN_INTERVAL = 30.0  # seconds between lines within a task if the output is not a terminal
 LARGER_BACKBONE, LARGER_SIZE = "deit_small_patch16_224", 224
 
 
 @contextmanager
-def watching(console: Console, title: str, clock: Clock = time.monotonic) -> Iterator[Watcher]:
-    """A watcher that shows a run's task, epoch, loss, images per second and time left."""
+def watching(
+    console: Console, title: str, clock: Clock = time.monotonic, notes: Sequence[str] = ()
+) -> Iterator[Watcher]:
+    """A watcher that shows a run's task, epoch, loss, images per second and time left; ``notes`` as a run begins."""
     from morecl.run import Watcher
 
-    display = _RunDisplay(console, title, clock)
+    display = _RunDisplay(console, title, clock, notes)
     watcher = Watcher(started=display.started, epoch=display.epoch, task=display.task)
     if not console.is_terminal:
         yield watcher
@@ -43,9 +45,10 @@ def watching(console: Console, title: str, clock: Clock = time.monotonic) -> Ite
 class _RunDisplay:
     """Prints a line per task, and holds what the live line shows in between. Work is counted in epochs."""
 
-    def __init__(self, console: Console, title: str, clock: Clock):
+    def __init__(self, console: Console, title: str, clock: Clock, notes: Sequence[str]):
         self._console = console
         self._title = title
+        self._notes = notes
         self._clock = clock
         self._left = TimeLeft(clock)
         self._tasks = 0
@@ -63,7 +66,7 @@ class _RunDisplay:
         if done:
             self._console.print(f"[dim]resuming after task {done} of {self._tasks}[/dim]")
         else:
-            for note in folder_notes(learner, stream):
+            for note in (*self._notes, *folder_notes(learner, stream)):
                 self._console.print(note, style="dim", markup=False, emoji=False, highlight=False)
 
     def reading(self, what: str, done: int, total: int) -> None:
@@ -107,6 +110,15 @@ class _RunDisplay:
     def _print(self, *pieces: str) -> None:
         self._console.print("  ".join([escape(self._title), *pieces]), emoji=False)
         self._printed = self._clock()
+
+
+def rate_notes(run: ResolvedRun) -> list[str]:
+    """That nobody has chosen the method's learning rate, if so."""
+    rate = run.general_rate
+    if rate is None:
+        return []
+    what = f"{run.request.method} on {run.recipe.name} with this backbone"
+    return [f"no rate was searched for {what}: it trains at {rate:g}, the benchmark's general rate (--set lr=...)"]
 
 
 def folder_notes(learner: Learner, stream: TaskStream) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +52,7 @@ def run(
     division = None if tasks is None else options.division(tasks)
     if "seed" in settings:
         raise InputError("give the seed as --seed")
+    from morecl.cli.display import rate_notes
     from morecl.data import load_recipe
     from morecl.run import RunRequest, default_folder
 
@@ -74,7 +75,10 @@ def run(
     )
     folder = out or default_folder(Path("runs"), recipe.name, method, class_order, seed)
     _display(
-        f"{benchmark} {method}", folder, lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher)
+        f"{benchmark} {method}",
+        folder,
+        lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher),
+        rate_notes(request.resolve()),
     )
 
 
@@ -119,15 +123,18 @@ def _start_cuda(settings: Mapping[str, Any]) -> None:
         cuda_start.begin(settings.get("device", "auto"))
 
 
-def _display(title: str, folder: Path, work: Callable[[Watcher], Record]) -> None:
-    """Call ``work(watcher)`` under a live display and show its result; on ctrl-C say how to continue."""
+def _display(title: str, folder: Path, work: Callable[[Watcher], Record], notes: Sequence[str] = ()) -> None:
+    """Call ``work(watcher)`` under a live display and show its result; on ctrl-C say how to continue.
+
+    ``notes`` are shown as a run begins.
+    """
     from morecl.cli.display import watching
     from morecl.cli.summary import print_summary
 
     console = output_console()
     console.quiet = not ranks.is_main()
     try:
-        with watching(console, title) as watcher:
+        with watching(console, title, notes=notes) as watcher:
             record = work(watcher)
     except KeyboardInterrupt:
         if not ranks.tells_of_loss():

@@ -77,6 +77,14 @@ class Recipe:
             of_all += [self.included.get("settings", {}), self.included.get("methods", {}).get(method, {})]
         return {key: value for table in of_all for key, value in table.items()}
 
+    def has_own(self, key: str, method: str, *, included: bool) -> bool:
+        """Whether :meth:`settings_for` has ``key`` from a table of ``method``, not from one for all methods."""
+        last = None  # the later table wins
+        for place, owner, table in self.tables():
+            if key in table and owner in (None, method) and (included or not place.startswith("included")):
+                last = owner
+        return last is not None
+
     def tables(self) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
         """Name of each table of settings, the method that it is for (or ``None``), and the table."""
         for prefix, settings, methods in (

@@ -16,7 +16,7 @@ from morecl.data.datasets import FOLDER
 from morecl.errors import InputError
 from morecl.methods import method_class
 from morecl.run.folder import RUN
-from morecl.run.settings import effective_settings, recipe_settings
+from morecl.run.settings import effective_settings, general_rate, recipe_settings
 
 
 class RunRequest(BaseModel):
@@ -92,6 +92,11 @@ class ResolvedRun:
     def _recipe_settings(self) -> dict[str, Any]:
         """As the recipe is now."""
         return recipe_settings(self.request.method, self.recipe, self.given)
+
+    @property
+    def general_rate(self) -> float | None:
+        """The benchmark's rate for all methods, if nobody chose one for this method. Raises as :meth:`check` does."""
+        return general_rate(self.request.method, self.recipe, self.given)
 
     @cached_property
     def config(self) -> LearnerConfig:

@@ -7,6 +7,7 @@ from typing import Any
 
 from morecl.catalogue import SHIPPED
 from morecl.data import Recipe
+from morecl.data.datasets import FOLDER
 from morecl.errors import InputError, placed, unknown_name
 from morecl.methods import METHODS, method_class
 
@@ -26,9 +27,7 @@ def recipe_settings(method: str, recipe: Recipe, given: Mapping[str, Any]) -> di
     """
     config = method_class(method).Config
     _check(recipe, method)
-    used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
-    switches = config.parse({key: used[key] for key in ("pretrained", "freeze_backbone")})  # "off" is one, too
-    included = used["backbone"] == SHIPPED and switches.pretrained and switches.freeze_backbone
+    included = _included(method, recipe, given)
     of_recipe = recipe.settings_for(method, included=included and not given.get("preset"))
     if given.get("preset"):
         of_recipe |= {key: value for key, value in recipe.settings.items() if key in CHOSEN}
@@ -47,6 +46,23 @@ def effective_settings(
         raise InputError(f"method {method!r} has no setting {', '.join(foreign)}; leave it out")
     config.refuse_idle(method, given, of_recipe)
     return {**config.choose({**of_recipe, **given}), **given, "seed": seed}
+
+
+def general_rate(method: str, recipe: Recipe, given: Mapping[str, Any]) -> float | None:
+    """The recipe's rate for all methods, if ``method`` trains at it: the user gave none, and a packaged recipe has none
+    that was chosen for the method and this backbone. A preset's rate is the paper's.
+    """
+    if recipe.source or recipe.dataset.startswith(FOLDER) or "lr" in given or given.get("preset"):
+        return None
+    own = recipe.has_own("lr", method, included=_included(method, recipe, given))
+    return None if own else effective_settings(method, given, recipe_settings(method, recipe, given), 0).get("lr")
+
+
+def _included(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:
+    """Whether the backbone is the included one as it is."""
+    used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
+    switches = method_class(method).Config.parse({key: used[key] for key in ("pretrained", "freeze_backbone")})
+    return bool(used["backbone"] == SHIPPED and switches.pretrained and switches.freeze_backbone)  # "off" was one, too
 
 
 def _check(recipe: Recipe, asked: str) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from morecl.cli.display import folder_notes, watching
+from morecl.cli.display import folder_notes, rate_notes, watching
 from morecl.evaluator import Step
 from morecl.progress import EpochDone, counting
+from morecl.run import RunRequest
 
 STEP = Step([50.0], [90.0], 50.0, None, None, None, None, None)
 
@@ -67,6 +68,26 @@ def test_without_a_terminal_a_line_is_printed_every_half_minute_within_a_task() 
         "digits-5t more  task 1/2  back-update 1/3  loss 0.25  0:50 left",
         "digits-5t more  task 1/2  accuracy on all seen 50.00 %  91 s",
     ]
+
+
+def test_notes_come_first_and_not_again_when_a_run_is_resumed() -> None:
+    task = "digits-5t more  task {}/2  accuracy on all seen 50.00 %  1 s"
+    for done, lines in ((0, ["one note", task.format(1)]), (1, ["resuming after task 1 of 2", task.format(2)])):
+        out = io.StringIO()
+        with watching(Console(file=out, width=120), "digits-5t more", notes=["one note"]) as watcher:
+            watcher.started(learner(), stream(2), done)
+            watcher.task(done, STEP, 1.0)
+        assert out.getvalue().splitlines() == lines
+
+
+def test_a_rate_that_nobody_searched_for_is_said() -> None:
+    request = RunRequest(method="owm", benchmark="mnist-5t")
+    assert rate_notes(request.resolve()) == [
+        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005, the benchmark's general rate "
+        "(--set lr=...)"
+    ]
+    assert rate_notes(request.model_copy(update={"settings": {"lr": 0.005}}).resolve()) == []
+    assert rate_notes(RunRequest(method="owm", benchmark="digits-5t").resolve()) == []
 
 
 def live_line(width: int, event: EpochDone, title: str = "digits-5t more") -> str:

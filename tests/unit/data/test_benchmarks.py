@@ -61,7 +61,7 @@ def test_every_benchmark_of_the_paper_is_there_with_its_settings() -> None:
         recipe = load_recipe(name)
         assert (recipe.name, recipe.dataset, recipe.tasks) == (name, dataset, tasks)
         expected = {"epochs": epochs, "lr": lr, "bottleneck": bottleneck, "memory_size": memory}
-        assert recipe.settings == expected == recipe.settings_for("hat", included=False)
+        assert recipe.settings == expected == recipe.settings_for("ncm", included=False)
         own = recipe.settings_for("more", included=False)
         assert own == expected | {"lr": own["lr"]} | ({} if back_update else {"back_update": False})
     assert load_recipe("digits-5t").dataset == "digits"

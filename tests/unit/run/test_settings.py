@@ -80,6 +80,35 @@ def test_a_backbone_that_is_trained_or_of_the_recipe_is_not_the_included_one(giv
     assert effective_settings("more", own, {}, 0)["epochs"] == DIGITS.settings["epochs"]
 
 
+VIT = {"backbone": "deit_small_patch16_224"}
+
+
+@pytest.mark.parametrize(
+    ("method", "benchmark", "given", "rate"),
+    [
+        ("owm", "svhn-5t", VIT, 0.005),
+        ("owm", "svhn-5t", VIT | {"lr": 0.1}, None),  # the user's
+        ("owm", "svhn-5t", {}, None),  # of [included.methods]
+        ("owm", "svhn-5t", {"freeze_backbone": "no"}, 0.005),
+        ("ncm", "svhn-5t", VIT, None),  # trains nothing
+        ("ncm", "svhn-5t", {"freeze_backbone": False}, 0.005),
+        ("more", "svhn-5t", VIT, 0.005),
+        ("more", "svhn-5t", VIT | {"preset": "paper"}, None),  # the paper's
+        ("owm", "cifar10-5t", VIT, None),  # of [methods]
+        ("owm", "tinyimagenet-5t", VIT, None),
+        ("owm", "tinyimagenet-5t", {}, 0.005),  # [included.settings] overrides [methods]
+        ("ranpac", "digits-5t", VIT, 0.005),  # [methods.ranpac] has other settings
+    ],
+)
+def test_a_rate_is_general_if_the_recipe_has_none_for_the_method(
+    method: str, benchmark: str, given: dict[str, Any], rate: float | None
+) -> None:
+    recipe = load_recipe(benchmark)
+    assert module.general_rate(method, recipe, given) == rate
+    assert module.general_rate(method, replace(recipe, source="my.toml"), given) is None
+    assert module.general_rate(method, replace(recipe, dataset="folder:photos"), given) is None
+
+
 def test_a_preset_has_the_epochs_and_the_rate_of_the_paper() -> None:
     recipe = load_recipe("cifar100-10t")
     for given in ({}, {"backbone": "vit_base_patch16_224"}):
