@@ -49,9 +49,16 @@ class ProtectedSGD:
         self._weight_decay, self._nesterov = weight_decay, nesterov
         self._velocity = [torch.zeros_like(p) for p in self._parameters]
         self._gates = [gate.expand_as(p).contiguous() for p, gate in zip(self._parameters, gates or [], strict=False)]
-        # a network of many tensors is better off with torch's own kernels
-        in_kernel = AVAILABLE and len(self._parameters) <= sgd.MOST and all(map(_suits_kernel, self._parameters))
-        self._sizes = sgd.sizes_of(self._parameters) if in_kernel else None
+        self._sizes: Tensor | None = None
+
+    def use_kernel(self) -> None:
+        """Take steps in our own kernel from now on, if they suit it: few float32 tensors on one NVIDIA GPU.
+
+        It needs a C compiler. A network of many tensors is better off with torch's own kernels.
+        """
+        tensors = [*self._parameters, *self._gates]
+        if AVAILABLE and 0 < len(self._parameters) <= sgd.MOST and all(_suits_kernel(t, tensors[0]) for t in tensors):
+            self._sizes = sgd.sizes_of(self._parameters)
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -68,6 +75,7 @@ class ProtectedSGD:
                 self._parameters, [g.contiguous() for g in gradients], self._velocity, self._gates, self._sizes,
                 lr=lr, momentum=momentum, weight_decay=self._weight_decay, nesterov=self._nesterov,
             )  # fmt: skip
+            torch.autograd.graph.increment_version([*self._parameters, *self._velocity])  # torch did not see it
             return
         if self._weight_decay:
             gradients = list(torch._foreach_add(gradients, self._parameters, alpha=self._weight_decay))
@@ -88,9 +96,9 @@ class ProtectedSGD:
         return [*(p.data for p in self._parameters), *self._velocity]
 
 
-def _suits_kernel(parameter: Tensor) -> bool:
-    is_plain = parameter.dtype == torch.float32 and parameter.is_contiguous()
-    return is_plain and supports_device(parameter.device)
+def _suits_kernel(tensor: Tensor, first: Tensor) -> bool:
+    is_plain = tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.numel() <= sgd.LARGEST
+    return is_plain and tensor.device == first.device and supports_device(tensor.device)
 
 
 def fit(

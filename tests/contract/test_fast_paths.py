@@ -172,6 +172,19 @@ def test_every_method_works_if_the_trunk_is_a_single_operation(method: str, monk
     assert (calls > 0) == (method not in WITHOUT_ADAPTERS)
 
 
+@pytest.mark.parametrize("compile_", ["on", "off"])
+@pytest.mark.parametrize("method", ["more", "row", "tpl", "joint"])
+def test_the_optimisers_use_our_kernel_if_the_learner_compiles(
+    method: str, compile_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(training.ProtectedSGD, "use_kernel", lambda optimizer: asked.append(optimizer))
+    monkeypatch.setattr(base, "resolve_compile", lambda name, device: name == "on")
+    monkeypatch.setattr(network, "_compiled_block", lambda: network._call)
+    taught(method, compile=compile_)
+    assert bool(asked) == (compile_ == "on")
+
+
 def test_arithmetic_is_counted_on_the_plain_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = taught("more")
     monkeypatch.setattr(fused, "supports_batch", lambda x, adapters: True)

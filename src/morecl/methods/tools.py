@@ -140,10 +140,13 @@ class TrainingTools:
             stage: a name for anything but the main training of the task, see :class:`morecl.progress.EpochDone`.
             whole: a kernel that takes all steps of an epoch, used where code is compiled and captured.
         """
+        optimizer = optimizer or self._optimizer()
+        if self.compiled:
+            optimizer.use_kernel()
         fit(
             loss,
             batches,
-            optimizer or self._optimizer(),
+            optimizer,
             epochs=epochs or self.config.epochs,
             task=task.index,
             images=(images or len(task.images)) if speed else None,

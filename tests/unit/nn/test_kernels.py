@@ -19,6 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
+from morecl import training
 from morecl.nn import fused
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
@@ -473,6 +474,55 @@ for gated in (gates, []):
         assert torch.equal(p[i][(gate == 0).expand_as(at)], at[(gate == 0).expand_as(at)])
 """
     )
+
+
+@needs_triton
+def test_the_optimiser_takes_the_same_steps_in_the_kernel(interpreted: Callable[[str], None]) -> None:
+    """Of one to sixteen tensors, an empty one among them, and not of more; with gradients of any layout."""
+    interpreted("""
+from morecl import training
+shapes = [(3, 8, 100), (7, 11), (1030,), (1,), (0,), (5, 4, 3)]
+
+def gradient(i, shape, draw):
+    if i % 3 == 0:
+        return torch.randn(shape[::-1], generator=draw).permute(*reversed(range(len(shape))))
+    return torch.randn([1] * len(shape) if i % 3 == 1 else shape, generator=draw).expand(shape)
+
+def steps(count, gated, able, **how):
+    training.supports_device = lambda device: able
+    draw = generator(0, "sgd")
+    parameters = [torch.randn(shapes[i % 6], generator=draw).requires_grad_() for i in range(count)]
+    gates = [torch.rand(3, 1, 1, generator=draw).round(), torch.zeros(7, 11)][:gated]
+    optimizer = training.ProtectedSGD(parameters, 0.1, 0.9, gates, **how)
+    optimizer.use_kernel()
+    assert (optimizer._sizes is not None) == (able and count <= 16)
+    for step in range(4):
+        for i, p in enumerate(parameters):
+            p.grad = gradient(i, p.shape, draw)
+        if step == 2:
+            optimizer.param_groups[0].update(lr=0.01, momentum=0.5)
+        before = [p._version for p in parameters]
+        optimizer.step()
+        assert all(p._version > old for p, old in zip(parameters, before))
+    return optimizer.tensors()
+
+for count, gated in ((1, 0), (2, 1), (6, 2), (16, 2), (17, 2)):
+    for how in ({}, {"weight_decay": 0.05}, {"nesterov": True, "weight_decay": 0.01}):
+        for found, expected in zip(steps(count, gated, True, **how), steps(count, gated, False, **how), strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+""")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [[], [torch.zeros(2, dtype=torch.float16)], [torch.zeros(2, 3).T], [torch.zeros(2), torch.zeros(2, device="meta")]],
+    ids=["none", "half precision", "turned", "two devices"],
+)
+def test_an_optimiser_that_the_kernel_does_not_suit(parameters: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "supports_device", lambda device: True)
+    optimizer = training.ProtectedSGD(parameters, 0.1, 0.9)
+    optimizer.use_kernel()
+    assert optimizer._sizes is None
 
 
 @needs_triton

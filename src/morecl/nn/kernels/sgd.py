@@ -13,10 +13,12 @@ from morecl.nn.kernels.compiling import FUSED
 
 BLOCK = 1024  # numbers per program
 MOST = 16  # tensors in one launch
+LARGEST = 2**31 - BLOCK  # numbers in a tensor
 
 
 def sizes_of(parameters: Sequence[Tensor]) -> Tensor:
-    """How many numbers each tensor has, for :func:`step`. On the device, so that other sizes need no other kernel."""
+    """How many numbers each tensor has, for :func:`step`. On the device, so that as many tensors of other sizes need no
+    other kernel."""
     return torch.tensor([p.numel() for p in parameters], dtype=torch.int32, device=parameters[0].device)
 
 
@@ -33,10 +35,11 @@ def step(
     nesterov: bool,
 ) -> None:
     """Change parameters and velocities in place; ``gates`` are those of the first parameters. All are contiguous."""
-    _steps[(sum(triton.cdiv(parameter.numel(), BLOCK) for parameter in parameters),)](
-        tuple(parameters), tuple(gradients), tuple(velocities), tuple(gates) or (parameters[0],), sizes,
-        lr, momentum, weight_decay, len(parameters), len(gates), nesterov, BLOCK, **FUSED,
-    )  # fmt: skip
+    with torch.cuda.device_of(parameters[0]):  # Triton launches on the current device
+        _steps[(sum(triton.cdiv(parameter.numel(), BLOCK) for parameter in parameters),)](
+            tuple(parameters), tuple(gradients), tuple(velocities), tuple(gates) or (parameters[0],), sizes,
+            lr, momentum, weight_decay, len(parameters), len(gates), nesterov, BLOCK, **FUSED,
+        )  # fmt: skip
 
 
 @triton.jit
