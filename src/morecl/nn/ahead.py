@@ -1,6 +1,6 @@
 """The kernels of :mod:`morecl.nn.fused` compiled in the background, while images are read and moved to the GPU.
 
-They are some 14 kernels, which one after the other take ten seconds in a new process with an empty cache.
+They are some 20 kernels, which one after the other take more than ten seconds in a new process with an empty cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _lock = threading.Lock()  # of the list
 
 
 def start(shape: tuple[int, int, int], bottleneck: int, frozen: Sequence[fused.BlockWeights], heads: int) -> None:
-    """Compile what :func:`morecl.nn.fused.trunk` needs to train on tokens of ``shape`` (B, L, D), if it trains here.
+    """Compile what :func:`morecl.nn.fused.trunk` and SGD need for tokens of ``shape`` (B, L, D), if it trains here.
 
     Returns at once; :func:`wait` waits, and so does the end of the process. Only the shapes, type and device of the
     blocks' weights ``frozen`` matter.

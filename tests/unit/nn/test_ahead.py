@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +133,27 @@ def test_every_launch_asks_for_fused_multiplication_and_addition(
     compile_all(dim)
     asked = {path.stem: json.loads(path.read_text())["enable_fp_fusion"] for path in tmp_path.rglob("_[a-z]*.json")}
     assert asked.keys() >= KERNELS and all(asked.values())
+
+
+def test_triton_parses_one_function_at_a_time(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's parser fails by chance if threads use it at once."""
+    from triton import JITFunction
+
+    parse, at_once, most = JITFunction.parse, [], []
+
+    def watched(function: Any) -> Any:
+        at_once.append(function)
+        most.append(len(at_once))
+        time.sleep(0.001)  # others may come
+        try:
+            return parse(function)
+        finally:
+            at_once.remove(function)
+
+    monkeypatch.setattr(JITFunction, "parse", watched)
+    compile_all(NARROW)
+    assert len(most) > 20 and max(most) == 1
+    assert JITFunction.parse is watched
 
 
 def test_a_kernel_compiled_ahead_is_that_of_a_launch(driver: FakeDriver, tmp_path: Path) -> None:

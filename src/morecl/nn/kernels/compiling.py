@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def compile_all(launches: Callable[[], object]) -> None:
     same time. Raises what the compiler raises.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(cores, "compile") as pool, triton.AsyncCompileMode(_WithLaunchers(pool)), _only_compiled():
+    pool = ThreadPoolExecutor(cores, "compile")
+    with _one_parser(), pool, triton.AsyncCompileMode(_WithLaunchers(pool)), _only_compiled():
         launches()
 
 
@@ -49,13 +51,27 @@ class _WithLaunchers:
 
     @staticmethod
     def _compile(compile_kernel: Callable[[], Any]) -> Any:
-        try:
-            kernel = compile_kernel()
-        except SystemError:  # Python 3.11's parser, when another thread parsed at the same moment
-            kernel = compile_kernel()
+        kernel = compile_kernel()
         # stays in Triton's cache, where the launch finds it
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
         return kernel
+
+
+@contextmanager
+def _one_parser() -> Iterator[None]:
+    """Triton parses one function at a time: two threads at once make Python 3.11's parser fail ("AST constructor
+    recursion depth mismatch")."""
+    turn, parse = threading.Lock(), triton.JITFunction.parse
+
+    def in_turn(function: Any) -> Any:
+        with turn:
+            return parse(function)
+
+    triton.JITFunction.parse = in_turn
+    try:
+        yield
+    finally:
+        triton.JITFunction.parse = parse
 
 
 @contextmanager
