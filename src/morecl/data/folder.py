@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from os import DirEntry
 from pathlib import Path
@@ -244,15 +245,16 @@ def _refuse(error: OSError) -> NoReturn:
 def walked(folder: str, read: set[str], lost: Callable[[OSError], None]) -> Iterator[str]:
     """Image files in a folder and its sub-folders, without hidden ones (.DS_Store, ._x.jpg, .cache/).
 
-    Links to folders are followed, but not to one in which the link lies: they would lead in circles.
+    Links to folders are followed, after all other folders, so that no image that is here is named by a link; but not to
+    one in which the link lies: they would lead in circles.
 
     Args:
         read: folders that were read, none of them again; extended in place.
         lost: called with the error if a folder may not be read.
     """
-    waiting = [folder]
-    while waiting:
-        folder = waiting.pop()
+    waiting, links = [folder], deque[str]()
+    while waiting or links:
+        folder = waiting.pop() if waiting else links.popleft()
         real = os.path.realpath(folder)
         if real in read:
             continue
@@ -266,9 +268,10 @@ def walked(folder: str, read: set[str], lost: Callable[[OSError], None]) -> Iter
             lost(error)
             continue
         yield from (os.path.join(folder, entry.name) for entry in shown if _is_image(entry))
-        inner = sorted(filter(_is_folder, shown), key=DirEntry.is_symlink)  # links last
-        paths = [os.path.join(folder, entry.name) for entry in inner]
-        waiting += reversed([path for path in paths if not Path(real).is_relative_to(os.path.realpath(path))])
+        inner = [entry for entry in shown if _is_folder(entry)]
+        waiting += [os.path.join(folder, entry.name) for entry in reversed(inner) if not entry.is_symlink()]
+        linked = [os.path.join(folder, entry.name) for entry in inner if entry.is_symlink()]
+        links += [path for path in linked if not Path(real).is_relative_to(os.path.realpath(path))]
 
 
 def _is_folder(entry: DirEntry[str]) -> bool:

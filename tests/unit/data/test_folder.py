@@ -23,7 +23,7 @@ from morecl.data import (
     load_dataset,
     load_recipe,
 )
-from morecl.data.folder import _chosen_for_test, labelled_files, load_folder
+from morecl.data.folder import _chosen_for_test, labelled_files, load_folder, walked
 from morecl.errors import InputError
 
 
@@ -328,6 +328,16 @@ def test_a_model_among_the_photos_is_no_class(flowers: Path) -> None:
     (flowers / "rose" / MODEL).write_text("{}")  # this alone makes no model of a class
     assert load(flowers).classes == ("aster", "lily", "rose")
     assert set(labelled_files(flowers)[1]) == {"aster", "lily", "rose"}
+
+
+def test_an_image_has_its_own_path_though_a_link_comes_before_it(tmp_path: Path) -> None:
+    picture(tmp_path / "b" / "0.png")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "to-b").symlink_to("../b")
+    (tmp_path / "elsewhere").symlink_to(tmp_path.parent / "photos", target_is_directory=True)
+    picture(tmp_path.parent / "photos" / "1.png")
+    found = [*walked(str(tmp_path), set(), pytest.fail)]
+    assert found == [str(tmp_path / "b" / "0.png"), str(tmp_path / "elsewhere" / "1.png")]
 
 
 def test_links_that_lead_nowhere_are_unreadable_images(flowers: Path) -> None:
