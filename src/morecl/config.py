@@ -128,11 +128,13 @@ class LearnerConfig(BaseModel):
     def refuse_switched_off(self, given: Collection[str]) -> None:
         """Raise :class:`InputError` if one of the settings that the user has ``given`` changes nothing in a run."""
         off = self.switched_off()
-        if found := [key for key in given if key in off]:
-            raise InputError(
-                f"{', '.join(found)} would change nothing with {off[found[0]]}. Leave it out, or change "
-                f"{off[found[0]].partition('=')[0]}"
-            )
+        by_cause: dict[str, list[str]] = {}
+        for key in (key for key in given if key in off):
+            by_cause.setdefault(off[key], []).append(key)
+        if by_cause:
+            told = [f"{', '.join(keys)} would change nothing with {cause}" for cause, keys in by_cause.items()]
+            causes = " or ".join(cause.partition("=")[0] for cause in by_cause)
+            raise InputError(f"{', and '.join(told)}. Leave it out, or change {causes}")
 
     @property
     def trains(self) -> bool:

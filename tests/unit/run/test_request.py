@@ -73,6 +73,13 @@ def test_settings_that_change_nothing_are_refused(method: str, settings: dict[st
     RunRequest(method=method, benchmark="digits-5t", settings=rest).resolve().check()
 
 
+def test_each_setting_that_changes_nothing_has_its_own_cause() -> None:
+    settings = {"c": 3, "coefficient": False, "projection": 50, "known_weight": 2}
+    told = "c would change nothing with coefficient=false, and known_weight would change nothing with projection=50. "
+    with pytest.raises(InputError, match=f"{told}Leave it out, or change coefficient or projection"):
+        RunRequest(method="morerp", benchmark="digits-5t", settings=settings).resolve().check()
+
+
 def test_settings_that_a_recipe_leaves_without_effect_are_refused() -> None:
     with pytest.raises(InputError, match="back_update_lr would change nothing with back_update=false"):
         RunRequest(method="more", benchmark="tinyimagenet-10t", settings={"back_update_lr": 0.1}).resolve().check()
