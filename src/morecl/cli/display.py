@@ -114,11 +114,11 @@ class _RunDisplay:
 
 def rate_notes(run: ResolvedRun) -> list[str]:
     """That nobody has chosen the method's learning rate, if so."""
-    rate = run.general_rate
+    rate = run.unsearched_rate
     if rate is None:
         return []
     what = f"{run.request.method} on {run.recipe.name} with this backbone"
-    return [f"no rate was searched for {what}: it trains at {rate:g}, the benchmark's general rate (--set lr=...)"]
+    return [f"no rate was searched for {what}: it trains at {rate:g} (--set lr=...)"]
 
 
 def folder_notes(learner: Learner, stream: TaskStream) -> list[str]:

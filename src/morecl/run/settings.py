@@ -48,21 +48,29 @@ def effective_settings(
     return {**config.choose({**of_recipe, **given}), **given, "seed": seed}
 
 
-def general_rate(method: str, recipe: Recipe, given: Mapping[str, Any]) -> float | None:
-    """The recipe's rate for all methods, if ``method`` trains at it: the user gave none, and a packaged recipe has none
-    that was chosen for the method and this backbone. A preset's rate is the paper's.
+def unsearched_rate(method: str, recipe: Recipe, given: Mapping[str, Any]) -> float | None:
+    """The rate that ``method`` trains at, if nobody chose it: the user gave none, and a packaged recipe has none of the
+    method's own, or has it for a pre-trained, frozen backbone, which this is not. A preset's rate is the paper's.
     """
     if recipe.source or recipe.dataset.startswith(FOLDER) or "lr" in given or given.get("preset"):
         return None
     own = recipe.has_own("lr", method, included=_included(method, recipe, given))
-    return None if own else effective_settings(method, given, recipe_settings(method, recipe, given), 0).get("lr")
+    if own and _as_it_is(method, recipe, given):
+        return None
+    return effective_settings(method, given, recipe_settings(method, recipe, given), 0).get("lr")
 
 
 def _included(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:
     """Whether the backbone is the included one as it is."""
-    used = {"backbone": SHIPPED, "pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
+    used = {"backbone": SHIPPED, **recipe.settings, **given}
+    return bool(used["backbone"] == SHIPPED and _as_it_is(method, recipe, given))
+
+
+def _as_it_is(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:
+    """Whether the backbone is pre-trained and frozen."""
+    used = {"pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
     switches = method_class(method).Config.parse({key: used[key] for key in ("pretrained", "freeze_backbone")})
-    return bool(used["backbone"] == SHIPPED and switches.pretrained and switches.freeze_backbone)  # "off" was one, too
+    return switches.pretrained and switches.freeze_backbone  # "off" was one, too
 
 
 def _check(recipe: Recipe, asked: str) -> None:

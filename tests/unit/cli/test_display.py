@@ -83,8 +83,7 @@ def test_notes_come_first_and_not_again_when_a_run_is_resumed() -> None:
 def test_a_rate_that_nobody_searched_for_is_said() -> None:
     request = RunRequest(method="owm", benchmark="mnist-5t")
     assert rate_notes(request.resolve()) == [
-        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005, the benchmark's general rate "
-        "(--set lr=...)"
+        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005 (--set lr=...)"
     ]
     assert rate_notes(request.model_copy(update={"settings": {"lr": 0.005}}).resolve()) == []
     assert rate_notes(RunRequest(method="owm", benchmark="digits-5t").resolve()) == []

@@ -95,18 +95,20 @@ VIT = {"backbone": "deit_small_patch16_224"}
         ("more", "svhn-5t", VIT, 0.005),
         ("more", "svhn-5t", VIT | {"preset": "paper"}, None),  # the paper's
         ("owm", "cifar10-5t", VIT, None),  # of [methods]
+        ("owm", "cifar10-5t", VIT | {"freeze_backbone": False}, 0.001),  # which are for a frozen backbone
+        ("finetune", "cifar10-5t", {"pretrained": "off"}, 0.00016),
         ("owm", "tinyimagenet-5t", VIT, None),
         ("owm", "tinyimagenet-5t", {}, 0.005),  # [included.settings] overrides [methods]
         ("ranpac", "digits-5t", VIT, 0.005),  # [methods.ranpac] has other settings
     ],
 )
-def test_a_rate_is_general_if_the_recipe_has_none_for_the_method(
+def test_nobody_chose_a_rate_if_the_recipe_has_none_for_the_method_and_backbone(
     method: str, benchmark: str, given: dict[str, Any], rate: float | None
 ) -> None:
     recipe = load_recipe(benchmark)
-    assert module.general_rate(method, recipe, given) == rate
-    assert module.general_rate(method, replace(recipe, source="my.toml"), given) is None
-    assert module.general_rate(method, replace(recipe, dataset="folder:photos"), given) is None
+    assert module.unsearched_rate(method, recipe, given) == rate
+    assert module.unsearched_rate(method, replace(recipe, source="my.toml"), given) is None
+    assert module.unsearched_rate(method, replace(recipe, dataset="folder:photos"), given) is None
 
 
 def test_a_preset_has_the_epochs_and_the_rate_of_the_paper() -> None:
