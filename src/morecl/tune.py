@@ -23,6 +23,7 @@ from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record
 from morecl.run import RUN, RunRequest, Watcher, launch
+from morecl.run.images import ImagesNow
 from morecl.suite.child import DIVERGED
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
@@ -93,9 +94,10 @@ def tune(
             raise InputError(f"{name} is searched: give its values as --{name}, not with --set")
     pairs = [(lr, count) for lr in lrs for count in epochs]
     asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
+    images = ImagesNow()
     for run in (run for runs in asked.values() for run in runs):
         run.resolve().check()
-        finished_record(run, _folder(out, run))
+        finished_record(run, _folder(out, run), images)
     done: dict[tuple[float, int], Trial] = {}
 
     def note(trial: Trial) -> None:
@@ -112,7 +114,7 @@ def tune(
     else:
         with sigterm_as_interrupt():
             for pair, runs in asked.items():
-                note(_trial(pair, runs, out, watch))
+                note(_trial(pair, runs, out, watch, images))
     return search()
 
 
@@ -152,12 +154,12 @@ def _folder(out: Path, request: RunRequest) -> Path:
     return out / f"lr-{lr}-epochs-{epochs}" / f"order-{request.class_order}-seed-{request.seed}"
 
 
-def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch: Watch) -> Trial:
+def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch: Watch, images: ImagesNow) -> Trial:
     records: list[Record] = []
     lr, epochs = pair
     for request in runs:
         folder = _folder(out, request)
-        record = finished_record(request, folder)
+        record = finished_record(request, folder, images)
         if record is None:
             try:
                 with watch(f"lr {lr} epochs {epochs} seed {request.seed}") as watcher:

@@ -25,25 +25,29 @@ def noted(key: str, side: int) -> dict[str, Any]:
     return {IMAGES: {"files": key, "side": side}} if key else {}
 
 
-def are_others(run: ResolvedRun, record: Record, key: str) -> bool:
-    """Whether the images of ``run``, which left ``record``, have changed since; ``key``: :func:`images_key` of now.
+class ImagesNow:
+    """The images that are in users' folders now: looked at once, however many runs ask."""
 
-    Only if a file was written since, the images are looked at: it may be a copy. Of runs that noted nothing, nobody
-    knows.
-    """
-    before = run.plan.get(IMAGES)
-    if not key or before is None or before["files"] == key:
-        return False
-    request = run.request
-    stream = build_stream(
-        run.recipe,
-        data_root=run.data_root,
-        class_order=request.class_order,
-        seed=request.seed,
-        tasks=request.tasks,
-        train_per_class=request.train_per_class,
-        test_per_class=request.test_per_class,
-        folder_size=before["side"],
-        validation=request.validation,
-    )
-    return stream.dataset.fingerprint != record.data.fingerprint
+    def __init__(self) -> None:
+        self._keys: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
+
+    def are_others(self, run: ResolvedRun, record: Record) -> bool:
+        """Whether the images of ``run``, which left ``record``, have changed since.
+
+        Only if a file was written since, the images are looked at: it may be a copy. Of runs that noted nothing,
+        nobody knows.
+        """
+        before = run.plan.get(IMAGES)
+        if before is None:
+            return False
+        place = run.recipe.dataset
+        if place not in self._keys:
+            self._keys[place] = images_key(run)
+        if before["files"] == self._keys[place]:
+            return False
+        options = run.stream_options(before["side"])
+        asked = repr((place, options))
+        if asked not in self._fingerprints:
+            self._fingerprints[asked] = build_stream(run.recipe, **options).dataset.fingerprint
+        return self._fingerprints[asked] != record.data.fingerprint

@@ -208,17 +208,6 @@ def _trained_as(run: ResolvedRun, learner: Learner) -> bool:
 
 def build_task_stream(run: ResolvedRun, learner: Learner) -> TaskStream:
     """The tasks. Images of a user's folder are stored at the recipe's size or else at the backbone's input size."""
-    request = run.request
+    options = run.stream_options(run.recipe.folder_size or learner.backbone.input.resize)
     with learner.group.first_on_each_machine() if learner.group else nullcontext():
-        return build_stream(
-            run.recipe,
-            data_root=run.data_root,
-            class_order=request.class_order,
-            seed=request.seed,
-            tasks=request.tasks,
-            train_per_class=request.train_per_class,
-            test_per_class=request.test_per_class,
-            folder_size=run.recipe.folder_size or learner.backbone.input.resize,
-            validation=request.validation,
-            progress=parallel.is_main(learner.group),
-        )
+        return build_stream(run.recipe, **options, progress=parallel.is_main(learner.group))

@@ -16,7 +16,7 @@ from morecl.data.datasets import FOLDER
 from morecl.errors import InputError
 from morecl.methods import method_class
 from morecl.run.folder import RUN
-from morecl.run.settings import effective_settings, general_rate, recipe_settings
+from morecl.run.settings import effective_settings, recipe_settings, unsearched_rate
 
 
 class RunRequest(BaseModel):
@@ -93,10 +93,24 @@ class ResolvedRun:
         """As the recipe is now."""
         return recipe_settings(self.request.method, self.recipe, self.given)
 
+    def stream_options(self, side: int) -> dict[str, Any]:
+        """What :func:`morecl.data.build_stream` gets beside the recipe; a folder's images are stored at ``side``."""
+        request = self.request
+        return {
+            "data_root": self.data_root,
+            "class_order": request.class_order,
+            "seed": request.seed,
+            "tasks": request.tasks,
+            "train_per_class": request.train_per_class,
+            "test_per_class": request.test_per_class,
+            "folder_size": side,
+            "validation": request.validation,
+        }
+
     @property
-    def general_rate(self) -> float | None:
-        """The benchmark's rate for all methods, if nobody chose one for this method. Raises as :meth:`check` does."""
-        return general_rate(self.request.method, self.recipe, self.given)
+    def unsearched_rate(self) -> float | None:
+        """The learning rate, if nobody chose it for this method and backbone. Raises as :meth:`check` does."""
+        return unsearched_rate(self.request.method, self.recipe, self.given)
 
     @cached_property
     def config(self) -> LearnerConfig:

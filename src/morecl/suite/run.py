@@ -26,7 +26,7 @@ from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
-from morecl.run.images import are_others, images_key
+from morecl.run.images import ImagesNow
 from morecl.suite.plan import PlannedRun
 
 
@@ -87,9 +87,9 @@ def run_suite(
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after everything has been stopped.
     """
     outcomes: dict[Path, Outcome] = {}
-    keys: dict[str, str] = {}
+    images = ImagesNow()
     for run in runs:
-        record = finished_record(run.request, run.folder, keys)
+        record = finished_record(run.request, run.folder, images)
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
     waiting = deque(run for run in runs if run.folder not in outcomes)
@@ -147,14 +147,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         )
 
 
-def finished_record(request: RunRequest, folder: Path, keys: dict[str, str] | None = None) -> Record | None:
+def finished_record(request: RunRequest, folder: Path, images: ImagesNow | None = None) -> Record | None:
     """The record in ``folder`` if ``request`` is finished there, else ``None``.
 
     Effective settings are compared, so setting something to its default makes no difference. Nor does it matter on
     which machine a finished run was computed (device, data root), but an unfinished one must continue as it began.
 
     Args:
-        keys: of the images of each data set, to be looked at once for many runs; extended in place.
+        images: the same for many runs, so that images are looked at once.
 
     Raises:
         InputError: ``folder`` holds a different run, finished or not.
@@ -168,7 +168,7 @@ def finished_record(request: RunRequest, folder: Path, keys: dict[str, str] | No
         found = _facts(there, record.config)
         wanted = _facts(here, here.config.record())
         _refuse_different(folder, found, wanted, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
-        _refuse_other_images(folder, there, record, {} if keys is None else keys)
+        _refuse_other_images(folder, there, record, images or ImagesNow())
         return record
     found, wanted = (_facts(run, run.config.model_dump(mode="json")) for run in (there, here))
     _refuse_different(folder, found, wanted, apart_from=set())
@@ -202,15 +202,12 @@ def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any
             )
 
 
-def _refuse_other_images(folder: Path, there: ResolvedRun, record: Record, keys: dict[str, str]) -> None:
+def _refuse_other_images(folder: Path, there: ResolvedRun, record: Record, images: ImagesNow) -> None:
     """Raise :class:`InputError` if the images of the run were replaced after it was made."""
-    place = there.recipe.dataset
-    if place not in keys:
-        keys[place] = images_key(there)
-    if are_others(there, record, keys[place]):
+    if images.are_others(there, record):
         raise InputError(
-            f"{folder} holds a run on other images than {place} has now; choose another --out, or delete the run's "
-            "folder to run it again"
+            f"{folder} holds a run on other images than {there.recipe.dataset} has now; choose another --out, or "
+            "delete the run's folder to run it again"
         )
 
 

@@ -25,7 +25,8 @@ from morecl.files import write_json
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
-from morecl.run import RESULT, RUN, RunRequest, launch
+from morecl.run import RESULT, RUN, RunRequest, images, launch
+from morecl.run.images import ImagesNow
 from morecl.suite import child, here
 from morecl.suite import run as run_suite
 from morecl.suite.here import Here, visible_cards
@@ -447,7 +448,7 @@ def test_a_recipe_that_has_changed_since_is_noticed(tmp_path: Path) -> None:
         run_suite.finished_record(request, tmp_path / "run")
 
 
-def test_other_images_in_a_folder_are_noticed(tmp_path: Path) -> None:
+def test_other_images_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if they have the same names and sizes; but a file that was only written again is the same image."""
     photos, rng = tmp_path / "photos", np.random.default_rng(0)
     for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
@@ -464,10 +465,14 @@ def test_other_images_in_a_folder_are_noticed(tmp_path: Path) -> None:
         InputError, match=r"run holds a run on other images than folder:.*photos has now; choose another"
     ):
         run_suite.finished_record(request, tmp_path / "run")
-    keys: dict[str, str] = {}
-    with pytest.raises(InputError, match="other images"):
-        run_suite.finished_record(request, tmp_path / "run", keys)
-    assert list(keys) == [f"folder:{photos}"], "looked at once for all runs"
+    now, looked = ImagesNow(), []
+    for name in ("images_key", "build_stream"):
+        original = getattr(images, name)
+        monkeypatch.setattr(images, name, lambda *a, f=original, n=name, **k: looked.append(n) or f(*a, **k))
+    for _ in range(3):
+        with pytest.raises(InputError, match="other images"):
+            run_suite.finished_record(request, tmp_path / "run", now)
+    assert looked == ["images_key", "build_stream"], "once for all runs"
     noted = json.loads((tmp_path / "run" / RUN).read_text())
     del noted["plan"]["images"]  # an older run
     write_json(tmp_path / "run" / RUN, noted)
