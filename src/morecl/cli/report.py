@@ -68,8 +68,8 @@ def report(
         check_target(out, f"report.{chosen.value}")
     found = collect(runs)
     records, lost = found.records, found.notes
-    for note in lost:
-        error_line(note)
+    for problem in found.problems:
+        error_line(f"left out: {problem}")
     for declared in paper_weights or []:
         declare_weights(declared, records)
     if figures:
@@ -77,7 +77,8 @@ def report(
 
         write_figures(records, figures)
     if chosen is ReportFormat.text:
-        print_summary(records, output_console(), lost)
+        seen = sys.stdout.isatty() and sys.stderr.isatty()  # just above the table
+        print_summary(records, output_console(), [] if seen else lost)
     else:
         _write(chosen, out, records, lost)
     if lost:
