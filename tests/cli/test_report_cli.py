@@ -12,7 +12,6 @@ import pytest
 
 from calling import exit_code
 from morecl.records import write_record
-from morecl.report.paper import paper
 from synthetic import make_record
 
 
@@ -115,8 +114,9 @@ def test_the_ending_of_the_file_chooses_the_format(
     assert (run / name).read_text(encoding="utf-8").startswith("# Results")
 
 
-def test_weights_that_are_declared_the_papers_have_its_numbers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(paper(), "weights", {})
+def test_weights_that_are_declared_the_papers_have_its_numbers(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
     write_record(run / "run" / "gd" / "result.json", record)
     assert report(monkeypatch, "run/gd", "--out", "a.md") == 0
@@ -125,6 +125,10 @@ def test_weights_that_are_declared_the_papers_have_its_numbers(run: Path, monkey
     assert report(monkeypatch, "run/gd", "--out", "a.md", "--paper-weights", declared) == 0
     text = (run / "a.md").read_text(encoding="utf-8")
     assert "[80.44 ± 0.86]" in text and "Weights taken for the paper's, as declared" in text
+    assert report(monkeypatch, "run/gd", "--out", "a.md") == 0  # not declared any more
+    assert "[89.16 ± 0.53†]" in (run / "a.md").read_text(encoding="utf-8")
+    assert report(monkeypatch, "run/gd", "--paper-weights", declared, "--paper-weights", declared) == 2
+    assert f"{declared[:8]} is given twice" in capsys.readouterr().err
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
