@@ -176,11 +176,11 @@ def read_record(path: str | Path) -> Record:
     path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the record {path}: {error}") from error
+    except OSError as error:
+        raise InputError(f"cannot read the record {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg})") from error
-    except (ValueError, RecursionError) as error:  # a number or a list that is far too long or deep
+    except (ValueError, RecursionError) as error:  # no text, or a number or a list that is far too long or deep
         raise InputError(f"{path} is not a morecl record: {error}") from error
     if isinstance(value, dict):
         refuse_newer(path, value.get("schema"), SCHEMA)

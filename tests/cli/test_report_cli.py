@@ -12,7 +12,6 @@ import pytest
 
 from calling import exit_code
 from morecl.records import write_record
-from morecl.report.paper import paper
 from synthetic import make_record
 
 
@@ -71,8 +70,36 @@ def test_a_damaged_record_is_named_in_the_report_and_beside_it(
     (run / "<b>" / "result.json").write_text('{"method": "more"')
     assert report(monkeypatch, ".", "--format", form) == 1
     out, err = (" ".join(html.unescape(text.decode()).split()) for text in capsysbinary.readouterr())
-    note = "Left out, since it cannot be read: <b>/result.json is not valid JSON (line 1: "
-    assert note in err and note in out.replace("\\", "") and "MORE" in out
+    problem = "<b>/result.json is not valid JSON (line 1: "
+    assert f"left out: {problem}" in err and "MORE" in out
+    assert f"Left out, since it cannot be read: {problem}" in out.replace("\\", "")
+
+
+def test_stderr_names_all_damaged_records(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(5):
+        (run / str(number)).mkdir()
+        (run / str(number) / "result.json").write_text("{")
+    assert report(monkeypatch, ".", "--format", "md") == 1
+    told = capsys.readouterr()
+    assert [line.split()[2] for line in told.err.splitlines()] == [f"{number}/result.json" for number in range(5)]
+    assert "; and 2 more." in told.out
+    (run / "run" / "result.json").unlink()
+    assert report(monkeypatch, ".") == 2
+
+
+@pytest.mark.parametrize(("out_is", "err_is"), [(True, True), (True, False), (False, True)])
+def test_a_terminal_shows_a_damaged_record_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out_is: bool, err_is: bool
+) -> None:
+    (run / "b").mkdir()
+    (run / "b" / "result.json").write_text("{")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: out_is)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: err_is)
+    assert report(monkeypatch, ".") == 1
+    out, err = capsys.readouterr()
+    assert "left out: b/result.json" in err and ("Left out" in out) == (not (out_is and err_is))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +114,9 @@ def test_the_ending_of_the_file_chooses_the_format(
     assert (run / name).read_text(encoding="utf-8").startswith("# Results")
 
 
-def test_weights_that_are_declared_the_papers_have_its_numbers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(paper(), "weights", {})
+def test_weights_that_are_declared_the_papers_have_its_numbers(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
     write_record(run / "run" / "gd" / "result.json", record)
     assert report(monkeypatch, "run/gd", "--out", "a.md") == 0
@@ -97,6 +125,10 @@ def test_weights_that_are_declared_the_papers_have_its_numbers(run: Path, monkey
     assert report(monkeypatch, "run/gd", "--out", "a.md", "--paper-weights", declared) == 0
     text = (run / "a.md").read_text(encoding="utf-8")
     assert "[80.44 ± 0.86]" in text and "Weights taken for the paper's, as declared" in text
+    assert report(monkeypatch, "run/gd", "--out", "a.md") == 0  # not declared any more
+    assert "[89.16 ± 0.53†]" in (run / "a.md").read_text(encoding="utf-8")
+    assert report(monkeypatch, "run/gd", "--paper-weights", declared, "--paper-weights", declared) == 2
+    assert f"{declared[:8]} is given twice" in capsys.readouterr().err
 
 
 def script(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:

@@ -59,7 +59,7 @@ def report(
     from morecl.cli.summary import print_summary
     from morecl.files import check_target
     from morecl.report.collect import collect
-    from morecl.report.paper import declare_weights
+    from morecl.report.paper import declared_weights
 
     chosen = ReportFormat(format_) if format_ else _format_of(out) if out else ReportFormat.text
     if chosen is ReportFormat.text and out:
@@ -68,18 +68,18 @@ def report(
         check_target(out, f"report.{chosen.value}")
     found = collect(runs)
     records, lost = found.records, found.notes
-    for note in lost:
-        error_line(note)
-    for declared in paper_weights or []:
-        declare_weights(declared, records)
-    if figures:
-        from morecl.report.render import write_figures
+    for problem in found.problems:
+        error_line(f"left out: {problem}")
+    with declared_weights(paper_weights or [], records):
+        if figures:
+            from morecl.report.render import write_figures
 
-        write_figures(records, figures)
-    if chosen is ReportFormat.text:
-        print_summary(records, output_console(), lost)
-    else:
-        _write(chosen, out, records, lost)
+            write_figures(records, figures)
+        if chosen is ReportFormat.text:
+            seen = sys.stdout.isatty() and sys.stderr.isatty()  # just above the table
+            print_summary(records, output_console(), [] if seen else lost)
+        else:
+            _write(chosen, out, records, lost)
     if lost:
         raise SystemExit(FAILED)
 

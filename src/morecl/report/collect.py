@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ class Collected:
 
     @property
     def notes(self) -> list[str]:
-        """What a report must say of records that it lacks; empty if it lacks none."""
+        """What a report must say of records that it lacks, the first of them named; empty if it lacks none."""
         if not self.problems:
             return []
         count, more = len(self.problems), len(self.problems) - NAMED
@@ -37,15 +38,18 @@ def collect(paths: Sequence[Path]) -> Collected:
     Raises:
         InputError: there are none, or none that can be read.
     """
-    found: dict[Path, Path] = {}  # real path -> as it was given
+    found: dict[str, Path] = {}  # real path -> as it was given
     problems: list[str] = []
     for path in paths:
-        if path.is_dir():
-            found |= {inner.resolve(): inner for inner in _below(path, problems)}
-        elif path.exists():
-            found[path.resolve()] = path
-        else:
-            raise InputError(f"there is no file or folder {path}; give a {RECORD_NAME} or a folder that holds some")
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            raise InputError(
+                f"there is no file or folder {path}; give a {RECORD_NAME} or a folder that holds some"
+            ) from None
+        except OSError:  # reading it says why
+            is_folder = False
+        found |= {os.path.realpath(each): each for each in (_below(path, problems) if is_folder else [path])}
     if not found and not problems:
         places = ", ".join(str(path) for path in paths) or "nothing"
         raise InputError(f"no {RECORD_NAME} found in {places}; a finished run leaves one in its folder")
@@ -54,12 +58,13 @@ def collect(paths: Sequence[Path]) -> Collected:
         try:
             record = read_record(path)
         except InputError as error:
-            problems.append(str(error))
+            cause = error.__cause__
+            problems.append(f"{path} ({cause.strerror})" if isinstance(cause, OSError) else str(error))
             continue
         if record not in records:
             records.append(record)
     if not records:
-        raise InputError(f"no record can be read: {'; '.join(problems[:NAMED])}")
+        raise InputError(f"no record can be read: {'; '.join(problems)}")
     return Collected(records, problems)
 
 

@@ -23,6 +23,7 @@ from morecl.report.paper import (
     method_title,
     paper,
     paper_settings,
+    same_backbone,
     setting,
 )
 
@@ -156,7 +157,7 @@ def _back_update_notes(records: Sequence[Record]) -> list[str]:
     if whose & {OURS, OTHER}:
         rows = [f"MORE ({name})" for name in (PAPERS, AUTHORS) if name in whose]
         shown = (
-            f"they are beside {' and '.join(rows)}, and in no column without such a row"
+            f"they are beside {' and '.join(rows)}, and in no column whose only MORE is such a one"
             if rows
             else "where it is the only MORE of a column, no method has: run it with preset=paper to compare them"
         )
@@ -173,7 +174,11 @@ def _back_update_notes(records: Sequence[Record]) -> list[str]:
 
 # (label, value in a record, value in the paper for a benchmark)
 _DIFFERENCES: list[tuple[str, Callable[[Record], Any], Callable[[str], Any]]] = [
-    ("Backbone", lambda record: record.backbone.name, lambda benchmark: paper()["backbone"]),
+    (
+        "Backbone",
+        lambda record: None if same_backbone(record) else record.backbone.name,
+        lambda benchmark: paper()["backbone"],
+    ),
     (
         "Image size",
         lambda record: record.backbone.image_size or setting(record, "image_size"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -161,12 +162,29 @@ def same_backbone(record: Record) -> bool:
     return record.backbone.sha256 in paper()["weights"]
 
 
-def declare_weights(text: str, records: Sequence[Record]) -> None:
-    """Take the weights of some records for the paper's: ``SHA256=611`` or ``SHA256=200``, its classes of ImageNet.
+@contextmanager
+def declared_weights(texts: Sequence[str], records: Sequence[Record]) -> Iterator[None]:
+    """Within it, weights of some records are the paper's: ``SHA256=611`` or ``SHA256=200``, its classes of ImageNet.
 
     The paper's weights are not known to the package, so nothing but the architecture can be checked. The first eight
     digits or more of a record's ``backbone.sha256`` are enough.
     """
+    declared: dict[str, str] = {}
+    for text in texts:
+        sha256, experiment = _declaration(text, records)
+        if sha256 in declared:
+            raise InputError(f"--paper-weights {sha256[:8]} is given twice; leave one out")
+        declared[sha256] = experiment
+    known = paper()["weights"]
+    paper()["weights"] = known | declared
+    try:
+        yield
+    finally:
+        paper()["weights"] = known
+
+
+def _declaration(text: str, records: Sequence[Record]) -> tuple[str, str]:
+    """The backbone's sha256, and the experiment that its weights belong to."""
     start, _, classes = text.partition("=")
     if classes not in PRETRAINED_ON or len(start) < 8:
         raise InputError(f"'{text}' is not like 1a2b3c4d=611 or 1a2b3c4d=200 (start of backbone.sha256, classes)")
@@ -177,7 +195,7 @@ def declare_weights(text: str, records: Sequence[Record]) -> None:
     [(sha256, name)] = found.items()
     if name.partition(".")[0] not in paper()["architectures"]:
         raise InputError(f"{name} is not the paper's architecture ({', '.join(paper()['architectures'])})")
-    paper()["weights"][sha256] = PRETRAINED_ON[classes]
+    return sha256, PRETRAINED_ON[classes]
 
 
 def condition(record: Record) -> str | None:

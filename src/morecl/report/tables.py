@@ -16,8 +16,10 @@ from morecl import metrics
 from morecl.records import Record
 from morecl.report.grid import Column, Grid, Row, arrange, columns_of, experiment_settings, repetition_values
 from morecl.report.paper import (
+    AUTHORS,
     OTHER,
     OURS,
+    PAPERS,
     REFERENCE,
     back_update,
     paper,
@@ -318,10 +320,11 @@ def _table(grid: Grid, key: str, kind: TableKind) -> Table:
 def _beside_the_paper(grid: Grid, column: Column) -> bool:
     """Whether the paper's numbers may stand in a column: not if its only MORE has a back-update that is not theirs.
 
-    Readers would take that row for the MORE of the paper.
+    Readers would take that row for the MORE of the paper. One without any back-update is an ablation, and no remedy.
     """
     more = [record for cells in grid.values() for record in cells.get(column, []) if record.method == "more"]
-    return not more or any(back_update(record) not in (OURS, OTHER) for record in more)
+    whose = {back_update(record) for record in more}
+    return not whose & {OURS, OTHER} or bool(whose & {PAPERS, AUTHORS})
 
 
 def _cell(runs: Sequence[Record], metric: Metric) -> Cell | None:

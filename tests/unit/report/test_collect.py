@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,53 @@ def test_a_damaged_record_is_no_reason_to_lose_the_others(tmp_path: Path) -> Non
         (tmp_path / str(number) / "result.json").write_text("{" if number else '{"schema": "morecl.result/9"}')
     found = collect([tmp_path])
     assert found.records == [make_record()] and len(found.problems) == 5
+    (tmp_path / "link").symlink_to("0")
+    assert len(collect([tmp_path, tmp_path / "link"]).problems) == 5  # the same file
     [note] = found.notes
     assert note.startswith("Left out, since they cannot be read: ")
     assert f"{tmp_path / '0' / 'result.json'} has the format morecl.result/9" in note
     assert f"{tmp_path / '2' / 'result.json'} is not valid JSON" in note and note.endswith("; and 2 more.")
+    (tmp_path / "whole" / "result.json").unlink()
+    with pytest.raises(InputError, match=r"no record can be read: .*/0/.*/1/.*/2/.*/3/.*/4/"):
+        collect([tmp_path])
+
+
+def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    write_record(tmp_path / "whole" / "result.json", make_record())
+    (tmp_path / "loop").mkdir()
+    link = tmp_path / "loop" / "result.json"
+    link.symlink_to("result.json")
+    for given in ([tmp_path], [tmp_path / "whole", link], [tmp_path, link], [tmp_path, tmp_path / "loop"]):
+        found = collect(given)
+        assert found.records == [make_record()]
+        assert found.problems == [f"{link} ({os.strerror(errno.ELOOP)})"]
+
+
+@pytest.mark.parametrize("refused", [["read_text"], ["read_text", "stat"]])  # a file, or the folder that it is in
+def test_a_file_that_may_not_be_read_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: list[str]
+) -> None:
+    whole, closed = (tmp_path / name / "result.json" for name in ("whole", "closed"))
+    for path in (whole, closed):
+        write_record(path, make_record())
+
+    def refuse(name: str) -> None:  # root may read anything
+        work = getattr(Path, name)
+
+        def refusing(path: Path, **options: Any) -> Any:
+            if path == closed:
+                raise PermissionError(13, "Permission denied", str(path))
+            return work(path, **options)
+
+        monkeypatch.setattr(Path, name, refusing)
+
+    for name in refused:
+        refuse(name)
+    found = collect([whole, closed, tmp_path])
+    assert found == Collected([make_record()], [f"{closed} (Permission denied)"])
+    assert found.notes == [f"Left out, since it cannot be read: {closed} (Permission denied)."]
+    with pytest.raises(InputError, match=r"no record can be read: .* \(Permission denied\)"):
+        collect([closed])
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from morecl import presets
+from morecl.records import Record
 from morecl.report import page
 from morecl.report.grid import arrange
 from morecl.report.notes import caveats, notes
+from morecl.report.paper import declared_weights
 from synthetic import aca_cells, held_out, main_table, make_record, with_aca
 
 
@@ -20,6 +22,20 @@ def test_notes_say_what_differs_from_the_paper() -> None:
     assert "Runs per number: 1 (paper: 5)." in found
     assert "Not in the paper: Digits-5T." in found
     assert not any(note.startswith(("Memory size", "Bottleneck")) for note in found)  # the paper's
+
+
+def test_the_papers_own_backbone_is_no_difference() -> None:
+    theirs, other = (make_record("gd", "cifar10-5t", backbone=n) for n in ("deit_small_patch16_224", "vit_tiny"))
+    start, paper = theirs.backbone.sha256[:8], "(paper: DeiT-S/16 pre-trained on 611 ImageNet classes)."
+
+    def told(*records: Record) -> list[str]:
+        return [note for note in notes(records) if note.startswith("Backbone: ")]
+
+    assert told(theirs) == [f"Backbone: deit_small_patch16_224 {paper}"]
+    for classes in (611, 200):
+        with declared_weights([f"{start}={classes}"], [theirs]):
+            assert told(theirs) == []
+            assert told(theirs, other) == [f"Backbone: vit_tiny {paper}"]
 
 
 def test_a_note_says_which_row_has_the_papers_value() -> None:
@@ -37,7 +53,7 @@ def test_notes_say_whose_back_update_has_the_papers_numbers_beside_it() -> None:
     [note] = [note for note in notes([ours]) if note.startswith(start)]
     assert note.endswith("run it with preset=paper to compare them.")
     [note] = [note for note in notes([ours, theirs]) if note.startswith(start)]
-    assert note.endswith("they are beside MORE (paper), and in no column without such a row.")
+    assert note.endswith("they are beside MORE (paper), and in no column whose only MORE is such a one.")
     assert not any(note.startswith(start) for note in notes([theirs]))
     elsewhere = make_record("more", "digits-5t", config=dict(presets.MORE_DEFAULT))
     assert not any(note.startswith(start) for note in notes([elsewhere]))

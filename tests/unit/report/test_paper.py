@@ -11,7 +11,7 @@ from morecl.errors import InputError
 from morecl.records import Record
 from morecl.report.grid import Row
 from morecl.report.notes import notes
-from morecl.report.paper import declare_weights, paper, paper_number, same_backbone
+from morecl.report.paper import declared_weights, paper, paper_number, same_backbone
 from synthetic import held_out, main_table, make_record
 
 OURS = presets.MORE_DEFAULT
@@ -90,8 +90,7 @@ def test_weights_trained_on_200_classes_have_numbers_of_their_own(monkeypatch: p
     assert paper_number(half, "aca") is None
 
 
-def test_weights_can_be_declared_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(paper(), "weights", {})
+def test_weights_can_be_declared_the_papers() -> None:
     records = [make_record("gd", "cifar10-5t", backbone=name) for name in ("deit_small_patch16_224", "vit_tiny")]
     start, other = (record.backbone.sha256[:8] for record in records)
     for wrong, says in (
@@ -101,15 +100,31 @@ def test_weights_can_be_declared_the_papers(monkeypatch: pytest.MonkeyPatch) -> 
         ("0123456789=200", "is the start of 0 backbones among the records"),
         (f"{other}=200", "vit_tiny is not the paper's architecture"),
     ):
-        with pytest.raises(InputError, match=says):
-            declare_weights(wrong, records)
+        with pytest.raises(InputError, match=says), declared_weights([f"{start}=200", wrong], records):
+            pass
     assert paper()["weights"] == {} and not any("as declared" in note for note in notes(records))
-    declare_weights(f"{start}=200", records)
-    assert paper_number(records[0], "aca") == (80.44, 0.86) and same_backbone(records[0])
-    assert paper_number(records[1], "aca") == (89.16, 0.53) and not same_backbone(records[1])
-    assert f"Weights taken for the paper's, as declared: {start} (200 classes)." in notes(records)
-    declare_weights(f"{records[0].backbone.sha256.upper()}=611", records)
-    assert paper_number(records[0], "aca") == (89.16, 0.53) and same_backbone(records[0])
+    with declared_weights([f"{start}=200"], records):
+        assert paper_number(records[0], "aca") == (80.44, 0.86) and same_backbone(records[0])
+        assert paper_number(records[1], "aca") == (89.16, 0.53) and not same_backbone(records[1])
+        assert f"Weights taken for the paper's, as declared: {start} (200 classes)." in notes(records)
+    with declared_weights([f"{records[0].backbone.sha256.upper()}=611"], records):
+        assert paper_number(records[0], "aca") == (89.16, 0.53) and same_backbone(records[0])
+
+
+def test_a_declaration_holds_for_one_report() -> None:
+    record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
+    with pytest.raises(KeyError), declared_weights([f"{record.backbone.sha256}=200"], [record]):
+        raise KeyError  # a report that fails
+    assert not same_backbone(record) and paper_number(record, "aca") == (89.16, 0.53)
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_weights_are_declared_once(length: int) -> None:
+    record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
+    both = [f"{record.backbone.sha256}=611", f"{record.backbone.sha256[:length]}=200"]
+    says = f"--paper-weights {record.backbone.sha256[:8]} is given twice; leave one out"
+    with pytest.raises(InputError, match=says), declared_weights(both, [record]):
+        pass
 
 
 def test_without_pre_training_the_paper_has_only_averages() -> None:

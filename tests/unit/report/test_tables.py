@@ -85,6 +85,10 @@ def test_no_number_of_the_paper_stands_where_the_only_more_is_another() -> None:
     both = shown(*ours.values(), theirs["cifar10-5t"])
     assert both == {"CIFAR10-5T": True, "CIFAR100-10T": False, "Average": False}
     assert all(shown(*ours.values(), *theirs.values()).values()) and all(shown(*theirs.values()).values())
+    without = [r.model_copy(update={"config": r.config | {"back_update": False}}) for r in ours.values()]
+    assert all(shown(*without).values())  # an ablation, which the paper has, too
+    assert not any(shown(*ours.values(), *without).values())
+    assert all(shown(*ours.values(), *theirs.values(), *without).values())
 
 
 def test_forward_transfer_joins_the_single_task_model() -> None:
