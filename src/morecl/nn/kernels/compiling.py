@@ -36,7 +36,7 @@ def compile_all(launches: Callable[[], object]) -> None:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pool = ThreadPoolExecutor(cores, "compile")
-    with _one_parser(), pool, triton.AsyncCompileMode(_WithLaunchers(pool)), _only_compiled():
+    with _only_compiled(), _one_parser(), pool, triton.AsyncCompileMode(_WithLaunchers(pool)):
         launches()
 
 
