@@ -113,6 +113,30 @@ def test_the_first_step_is_that_of_its_record() -> None:
     assert f"the wait for kernels {phases['wait for kernels']:.1f}" in text
 
 
+def test_what_fewer_small_kernels_changed_is_in_the_records() -> None:
+    text = " ".join(PAGE.split())
+
+    def ms(name: str) -> str:
+        return f"{read(name)['step_microseconds'] / 1e3:.2f}"
+
+    def small(name: str) -> int:
+        return round(sum(g["microseconds"] for g in read(name)["groups"] if g["name"] in ("the rest", "copies")))
+
+    def backward(name: str) -> int:
+        (kernel,) = (k for k in read(name)["kernels"] if k["name"] == "_attend_backward")
+        return round(kernel["microseconds"] / kernel["calls"])
+
+    tiny, tiny_before, wide, wide_before = (
+        f"{name}-224-step{when}" for name in ("deit-tiny", "vit-small") for when in ("", "-before")
+    )
+    assert f"DeiT-Ti takes {ms(tiny)} instead of {ms(tiny_before)} ms" in text
+    assert f"ViT-S {ms(wide)} instead of {ms(wide_before)}" in text
+    assert (
+        f"took {small(tiny_before)} us, and take {small(tiny)} (ViT-S: {small(wide_before)} and {small(wide)})" in text
+    )
+    assert f"inside a step, {backward(wide)} instead of {backward(wide_before)}." in text
+
+
 def test_the_table_against_the_number_of_tasks_is_what_the_benchmark_printed() -> None:
     printed = (BENCHMARKS / "h200-deit-tiny-224.txt").read_text(encoding="utf-8")
     lines = [line.split() for line in printed.splitlines() if re.match(r" +\d", line)]
