@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from morecl.bench.common import (
     place_of,
     seconds,
 )
-from morecl.bench.speed import matrix_rate, training_flop
+from morecl.bench.speed import matrix_rate, sustained_matrix_rate, training_flop
 from morecl.errors import InputError
 from morecl.methods.more import More
 from morecl.progress import EpochDone
@@ -38,6 +39,7 @@ GROUPS = {
     "copies": r"memcpy|memset|copy",
     "the rest": r"",
 }
+SUSTAINED_SECONDS = 4.0  # a GPU under full load has lowered its clock by then
 EPOCHS = 3  # the first captures the step, the second is timed, the third profiled
 
 
@@ -73,6 +75,8 @@ class StepProfile(Measured):
     matrix_tflops: float
     copy_gigabytes_per_second: float
     arithmetic_microseconds: float  # time of the step's operations at that matrix rate
+    sustained_matrix_tflops: float | None  # after seconds without a pause; None on a CPU
+    sustained_step_microseconds: float | None
     groups: list[Kernel]
     kernels: list[Kernel]  # the longest first
 
@@ -83,6 +87,13 @@ class StepProfile(Measured):
             f"a training step of {self.images} images takes {self.step_microseconds:,.0f} us; its arithmetic alone "
             f"{self.arithmetic_microseconds:,.0f} us at the {self.matrix_tflops:,.1f} TFLOP/s of large matrix products"
         )
+        if self.sustained_matrix_tflops and self.sustained_step_microseconds:
+            rate, took = self.sustained_matrix_tflops, self.sustained_step_microseconds
+            reached = 100 * self.arithmetic_microseconds / took  # of the rate above, percent
+            console.print(
+                f"after {SUSTAINED_SECONDS / 2:.0f} s without a pause, steps take {took:,.0f} us and products reach "
+                f"{rate:,.1f} TFLOP/s: {reached * self.matrix_tflops / rate:.1f} % of it ({reached:.1f} % of the above)"
+            )
         console.print(f"large copies reach {self.copy_gigabytes_per_second:,.0f} GB/s, bytes read and written")
         for title, rows in (("by kind", self.groups), ("longest", self.kernels[:20])):
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -122,6 +133,11 @@ def measure(settings: dict[str, Any], size: ProfileSize, report: Callable[[str],
         report(f"task {task + 1} of 2")
         labels = [f"{task}-{i % CLASSES_PER_TASK}" for i in range(size.images)]
         learner.learn_task(images, labels, listen if task else lambda _: None)
+    step = size.images / speeds[0] / steps
+    if on_gpu:
+        report(f"{2 * SUSTAINED_SECONDS:.0f} s under load")
+        sustained_step = _sustained_step(settings, size, step * steps)
+        sustained_rate = sustained_matrix_rate(device, learner.dtype, SUSTAINED_SECONDS)
     report("matrix products and copies")
     rate = matrix_rate(device, learner.dtype)
     flop = training_flop(learner) * config.batch_size
@@ -132,13 +148,32 @@ def measure(settings: dict[str, Any], size: ProfileSize, report: Callable[[str],
         **place_of(learner),
         settings=config.record(),
         images=config.batch_size + config.memory_batch_size,
-        step_microseconds=1e6 * size.images / speeds[0] / steps,
+        step_microseconds=1e6 * step,
         matrix_tflops=rate / 1e12,
         copy_gigabytes_per_second=copy_rate(device) / 1e9,
         arithmetic_microseconds=1e6 * flop / rate,
+        sustained_matrix_tflops=sustained_rate / 1e12 if on_gpu else None,
+        sustained_step_microseconds=1e6 * sustained_step if on_gpu else None,
         groups=grouped(kernels),
         kernels=kernels[:60],
     )
+
+
+def _sustained_step(settings: dict[str, Any], size: ProfileSize, epoch_seconds: float) -> float:
+    """Seconds of a step of the second task, in the second half of :data:`SUSTAINED_SECONDS` of training."""
+    epochs = 2 * math.ceil(SUSTAINED_SECONDS / epoch_seconds / 2)
+    learner = More(More.Config.parse({**size.settings, **settings, "epochs": epochs}))
+    images, per_step = made_up_images(size.images), math.ceil(size.images / learner.config.batch_size)
+    speeds: list[float] = []
+
+    def listen(event: EpochDone) -> None:
+        if not event.stage and event.images_per_second is not None:
+            speeds.append(event.images_per_second)
+
+    for task in range(2):
+        speeds.clear()
+        learner.learn_task(images, [f"{task}-{i % CLASSES_PER_TASK}" for i in range(size.images)], listen)
+    return size.images / statistics.median(speeds[epochs // 2 :]) / per_step
 
 
 def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from morecl.bench.common import (
     made_up_images,
     place_of,
     seconds,
+    wait_for,
 )
 from morecl.bench.prediction import grown
 from morecl.bench.start import first_step
@@ -161,9 +163,34 @@ def bench(settings: dict[str, Any], size: SpeedSize, report: Callable[[str], Non
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large matrix product on random data."""
-    n = 8192 if device.type == "cuda" else 1024
+    n = _side(device)
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     return 2 * n**3 / seconds(lambda: a @ b, device, 5)
+
+
+def sustained_matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """FLOP/s of the same product in the second half of ``seconds`` without a pause.
+
+    Large products take so much power that a GPU soon lowers its clock; :func:`matrix_rate` is over before that.
+    """
+    n = _side(device)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(a)
+    rates: list[tuple[float, float]] = []  # seconds since the beginning, FLOP/s
+    began = time.perf_counter()
+    while not rates or rates[-1][0] < seconds:
+        started = time.perf_counter()
+        for _ in range(10):
+            torch.mm(a, b, out=product)
+        wait_for(device)
+        ended = time.perf_counter()
+        rates.append((ended - began, 10 * 2 * n**3 / (ended - started)))
+    return statistics.median(rate for at, rate in rates if at >= seconds / 2)
+
+
+def _side(device: torch.device) -> int:
+    """Of the matrices in a large product."""
+    return 8192 if device.type == "cuda" else 1024
 
 
 def growth(rows: Sequence[AtTasks], name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from rich.console import Console
 
 import tiny
 from morecl.bench import profile
-from morecl.bench.profile import Kernel, ProfileSize
+from morecl.bench.profile import Kernel, ProfileSize, StepProfile
 from morecl.errors import InputError
+from morecl.methods.more import More
+from morecl.progress import EpochDone
 
 SIZE = ProfileSize(images=16, settings=tiny.settings_for("more", back_update_epochs=3))
 
@@ -65,6 +68,7 @@ def test_the_profile_is_of_one_training_step(monkeypatch: pytest.MonkeyPatch) ->
     busy = sum(kernel.microseconds for kernel in result.groups)
     assert busy > 0 and result.step_microseconds > 0
     assert 0 < result.arithmetic_microseconds < busy
+    assert result.sustained_matrix_tflops is result.sustained_step_microseconds is None  # of GPUs alone
     assert result.as_dict()["schema"] == "morecl.profile/1"
     text = io.StringIO()
     result.show(Console(file=text, width=100))
@@ -75,3 +79,32 @@ def test_the_profile_is_of_one_training_step(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_number_of_epochs_is_fixed() -> None:
     with pytest.raises(InputError, match="a profile is made of 3 epochs"):
         profile.measure({"epochs": 5}, SIZE, lambda _: None)
+
+
+def test_under_load_only_the_second_half_of_the_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+    speeds = iter([100.0, 1.0, 1.0, 1.0, 400.0, 200.0, 200.0, 800.0])  # the first task's, then the second's
+
+    def learn(self: More, images: Any, labels: Any, listen: Any) -> None:
+        learned.append(self.config.epochs)
+        for epoch in range(self.config.epochs):
+            listen(
+                EpochDone(task=len(learned) - 1, epoch=epoch + 1, epochs=4, loss=0.0, images_per_second=next(speeds))
+            )
+
+    monkeypatch.setattr(More, "learn_task", learn)
+    monkeypatch.setattr(profile, "SUSTAINED_SECONDS", 3.5)
+    assert profile._sustained_step({}, SIZE, epoch_seconds=1.0) == 16 / 500 / 2  # two steps; the median of 200 and 800
+    assert learned == [4, 4]
+
+
+def test_on_a_gpu_both_rates_are_shown() -> None:
+    result = StepProfile(
+        device="a GPU", precision="bfloat16", compiled=True, backbone="b", image_size=8, versions={}, settings={},
+        images=16, step_microseconds=10.0, matrix_tflops=800.0, copy_gigabytes_per_second=1.0,
+        arithmetic_microseconds=4.0, sustained_matrix_tflops=640.0, sustained_step_microseconds=10.0,
+        groups=[Kernel("k", 1.0, 1)], kernels=[Kernel("k", 1.0, 1)],
+    )  # fmt: skip
+    text = io.StringIO()
+    result.show(Console(file=text, width=200))
+    assert "steps take 10 us and products reach 640.0 TFLOP/s: 50.0 % of it (40.0 % of the above)" in text.getvalue()

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -76,3 +77,17 @@ def test_on_a_gpu_one_image_is_answered_from_a_graph() -> None:
     size = SpeedSize(tasks=(5,), images=64, epochs=1, memory=20, batch=8, repeats=5)
     (row,) = speed.bench({"device": "cuda", "compile": "auto"}, size, lambda _: None).at_tasks
     assert row.latency < row.latency_uncaptured
+
+
+def test_the_sustained_rate_is_that_of_the_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, products = [0.0], []
+
+    def product(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        products.append(a.shape)
+        now[0] += 0.01 if now[0] < 0.99 else 0.02  # the clock of the card falls after a second
+
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    rate = speed.sustained_matrix_rate(torch.device("cpu"), torch.float32, seconds=2.0)
+    assert rate == pytest.approx(2 * 1024**3 / 0.02)
+    assert set(products) == {(1024, 1024)} and now[0] == pytest.approx(2.0, abs=0.2)
