@@ -241,7 +241,7 @@ def test_packaged_suites_name_what_there_is(name: str) -> None:
         ("unequal", 6, 2, 12),
         ("unequal-cifar100", 6, 3, 18),
         ("frontier", 10, 5, 153),
-        ("tinyimagenet88", 12, 1, 39),
+        ("tinyimagenet88", 19, 1, 100),
         ("shipped", 20, 4, 671),
     ],
 )
@@ -546,6 +546,22 @@ def test_a_failing_run_affects_no_other(tmp_path: Path, scripts: dict[str, str])
     assert sum("FAILED" in line for line in lines) == 4
     assert "crash: error: no [such] data" in printed(table)
     assert "4 of 6 runs failed; the same command tries them again" in printed(table)
+
+
+def test_a_suite_says_for_what_it_runs_no_rate_was_searched(tmp_path: Path, scripts: dict[str, str]) -> None:
+    before = RunRequest(method="hal", benchmark="mnist-5t")
+    leave(tmp_path / "before", before, finished=True)
+    scripts["to do"] = "pass"
+    runs = [
+        PlannedRun(before, tmp_path / "before", "before"),
+        PlannedRun(RunRequest(method="owm", benchmark="mnist-5t"), tmp_path / "to do", "to do"),
+    ]
+    console = quiet()
+    run_suite.run_suite(runs, console, Here(1))
+    assert printed(console).splitlines()[:2] == [
+        "2 runs, 1 finished before, 1 to do, 1 at once",
+        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005",
+    ]
 
 
 def test_jobs_run_at_once_with_their_share_of_the_cores(
