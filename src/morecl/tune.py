@@ -124,6 +124,22 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return max(scored, key=lambda entry: entry[:3])[-1] if scored else None
 
 
+def at_edges(trials: Sequence[Trial], best: Trial) -> list[str]:
+    """What the best says of values that were not tried: a line for each edge of the grid at which it is."""
+    rates, counts = sorted({t.lr for t in trials}), sorted({t.epochs for t in trials})
+    trained = max(t.lr for t in trials if t.aca is not None)
+    notes = []
+    if len(rates) > 1 and best.lr == rates[0]:
+        notes.append(f"{best.lr} is the smallest rate tried: a smaller one may be better")
+    if len(rates) > 1 and best.lr == rates[-1]:
+        notes.append(f"{best.lr} is the largest rate tried: a larger one may be better")
+    elif best.lr == trained < rates[-1]:
+        notes.append(f"{best.lr} is the largest rate that did not diverge: with another class order it may")
+    if len(counts) > 1 and best.epochs == counts[-1]:
+        notes.append(f"{best.epochs} is the largest number of epochs tried: more may be better")
+    return notes
+
+
 def show(search: Search, console: Console) -> None:
     """Print all trials, the best in green, and the command line options for it."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -140,6 +156,8 @@ def show(search: Search, console: Console) -> None:
     console.print("[dim]ACA and AIA on held-out training images, mean over the seeds; the test set was not used.[/dim]")
     if search.best:
         console.print(f"best: --set lr={search.best.lr} --set epochs={search.best.epochs}", highlight=False)
+        for note in at_edges(search.trials, search.best):
+            console.print(note, highlight=False, soft_wrap=True)
     else:
         console.print("every trial diverged; try smaller rates")
 

@@ -17,7 +17,7 @@ from morecl.records import read_record
 from morecl.run import RunRequest, Watcher, launch
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
-from morecl.tune import FILE, Search, Trial, best_of, show, tune
+from morecl.tune import FILE, Search, Trial, at_edges, best_of, show, tune
 
 SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
@@ -206,6 +206,32 @@ def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
     assert best_of([trial(0.1, 5, 60.0, 70.0), trial(0.2, 5, 60.0, 71.0)]) == trial(0.2, 5, 60.0, 71.0)
     assert best_of([trial(0.1, 9, 60.0, 70.0), trial(0.2, 5, 60.0, 70.0)]) == trial(0.2, 5, 60.0, 70.0)
     assert best_of([trial(0.1, 5, 60.0, 70.0), trial(0.2, 5, 60.0, 70.0)]) == trial(0.1, 5, 60.0, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({(0.1, 5): 60.0, (0.2, 5): 50.0}, ["0.1 is the smallest rate tried: a smaller one may be better"]),
+        ({(0.1, 5): 50.0, (0.2, 5): 60.0}, ["0.2 is the largest rate tried: a larger one may be better"]),
+        ({(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): 40.0}, []),
+        (
+            {(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): None},
+            ["0.2 is the largest rate that did not diverge: with another class order it may"],
+        ),
+        ({(0.1, 5): 60.0}, []),
+        ({(0.1, 5): 50.0, (0.1, 10): 60.0}, ["10 is the largest number of epochs tried: more may be better"]),
+        ({(0.1, 5): 60.0, (0.1, 10): 50.0}, []),
+    ],
+)
+def test_a_best_at_the_edge_of_the_grid_is_said(grid: dict[tuple[float, int], float | None], said: list[str]) -> None:
+    trials = [Trial(lr=lr, epochs=n, aca=aca, aia=aca, seconds=1.0) for (lr, n), aca in grid.items()]
+    best = best_of(trials)
+    assert best is not None and at_edges(trials, best) == said
+    console = Console(file=io.StringIO(), width=100)
+    asked = RunRequest(method="more", benchmark="digits-5t")
+    show(Search(request=asked, seeds=[0], complete=True, trials=trials, best=best), console)
+    lines = console.file.getvalue().splitlines()
+    assert lines[lines.index(f"best: --set lr={best.lr} --set epochs={best.epochs}") + 1 :] == said
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # these import torch
     from morecl.data import TaskStream
     from morecl.evaluator import Step
     from morecl.methods import Learner
-    from morecl.run import ResolvedRun, Watcher
+    from morecl.run import Watcher
 
 PLAIN_INTERVAL = 30.0  # seconds between lines within a task if the output is not a terminal
 LARGER_BACKBONE, LARGER_SIZE = "deit_small_patch16_224", 224
@@ -110,15 +110,6 @@ class _RunDisplay:
     def _print(self, *pieces: str) -> None:
         self._console.print("  ".join([escape(self._title), *pieces]), emoji=False)
         self._printed = self._clock()
-
-
-def rate_notes(run: ResolvedRun) -> list[str]:
-    """That nobody has chosen the method's learning rate, if so."""
-    rate = run.unsearched_rate
-    if rate is None:
-        return []
-    what = f"{run.request.method} on {run.recipe.name} with this backbone"
-    return [f"no rate was searched for {what}: it trains at {rate:g} (--set lr=...)"]
 
 
 def folder_notes(learner: Learner, stream: TaskStream) -> list[str]:

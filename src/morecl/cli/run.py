@@ -52,9 +52,8 @@ def run(
     division = None if tasks is None else options.division(tasks)
     if "seed" in settings:
         raise InputError("give the seed as --seed")
-    from morecl.cli.display import rate_notes
     from morecl.data import load_recipe
-    from morecl.run import RunRequest, default_folder
+    from morecl.run import RunRequest, default_folder, rate_notes
 
     recipe = load_recipe(benchmark)  # reject a typo before torch is imported
     _start_cuda(settings)
@@ -78,7 +77,7 @@ def run(
         f"{benchmark} {method}",
         folder,
         lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher),
-        rate_notes(request.resolve()),
+        [f"{note} (--set lr=...)" for note in rate_notes([request.resolve()])],
     )
 
 

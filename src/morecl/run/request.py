@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,20 @@ class ResolvedRun:
         """Since the run began. What the plan of an older run does not have is not compared."""
         now = self.current_plan
         return any(now[key] != value for key, value in self.plan.items() if key in now)
+
+
+def rate_notes(runs: Iterable[ResolvedRun]) -> list[str]:
+    """For methods whose learning rate nobody has chosen: a line for each benchmark and rate."""
+    found: dict[tuple[str, float], dict[str, None]] = {}  # methods in the order of their runs
+    for run in runs:
+        rate = run.unsearched_rate
+        if rate is not None:
+            found.setdefault((run.recipe.name, rate), {})[run.request.method] = None
+    return [
+        f"no rate was searched for {', '.join(methods)} on {benchmark} with this backbone: "
+        f"{'it trains' if len(methods) == 1 else 'they train'} at {rate:g}"
+        for (benchmark, rate), methods in found.items()
+    ]
 
 
 def read_request(out: Path) -> RunRequest:

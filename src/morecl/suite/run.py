@@ -25,7 +25,7 @@ from morecl.config import LearnerConfig
 from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record, read_record
-from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, read_request
+from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, rate_notes, read_request
 from morecl.run.images import ImagesNow
 from morecl.suite.plan import PlannedRun
 
@@ -95,6 +95,8 @@ def run_suite(
     waiting = deque(run for run in runs if run.folder not in outcomes)
     before = f", {len(outcomes)} finished before" if outcomes else ""
     console.print(f"{len(runs)} runs{before}, {len(waiting)} to do, {place.title}", highlight=False)
+    for note in rate_notes(run.request.resolve() for run in waiting):
+        console.print(note, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
     for outcome in outcomes.values():
         done(outcome)
     running: list[Job] = []

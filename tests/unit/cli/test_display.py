@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from morecl.cli.display import folder_notes, rate_notes, watching
+from morecl.cli.display import folder_notes, watching
 from morecl.evaluator import Step
 from morecl.progress import EpochDone, counting
-from morecl.run import RunRequest
 
 STEP = Step([50.0], [90.0], 50.0, None, None, None, None, None)
 
@@ -78,15 +77,6 @@ def test_notes_come_first_and_not_again_when_a_run_is_resumed() -> None:
             watcher.started(learner(), stream(2), done)
             watcher.task(done, STEP, 1.0)
         assert out.getvalue().splitlines() == lines
-
-
-def test_a_rate_that_nobody_searched_for_is_said() -> None:
-    request = RunRequest(method="owm", benchmark="mnist-5t")
-    assert rate_notes(request.resolve()) == [
-        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005 (--set lr=...)"
-    ]
-    assert rate_notes(request.model_copy(update={"settings": {"lr": 0.005}}).resolve()) == []
-    assert rate_notes(RunRequest(method="owm", benchmark="digits-5t").resolve()) == []
 
 
 def live_line(width: int, event: EpochDone, title: str = "digits-5t more") -> str:

@@ -11,7 +11,7 @@ import pytest
 from morecl import presets
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.run import RUN, RunRequest, read_request
+from morecl.run import RUN, RunRequest, rate_notes, read_request
 
 
 def test_relative_paths_start_from_the_directory_of_the_request(
@@ -182,3 +182,20 @@ def test_a_request_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text(json.dumps(old | {"directory": "/somewhere"}))
     request = read_request(tmp_path)
     assert (request.train_per_class, request.directory, request.keep_checkpoints) == (6, "/somewhere", False)
+
+
+def test_rates_that_nobody_searched_for_are_said_by_benchmark_and_rate() -> None:
+    owm = RunRequest(method="owm", benchmark="mnist-5t")
+    assert rate_notes([owm.resolve()]) == [
+        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005"
+    ]
+    given = owm.model_copy(update={"settings": {"lr": 0.005}})
+    searched = RunRequest(method="owm", benchmark="digits-5t")
+    assert rate_notes([given.resolve(), searched.resolve()]) == []
+    others = [RunRequest(method=name, benchmark="fashionmnist-5t") for name in ("hal", "more", "hal")]
+    slower = owm.model_copy(update={"benchmark": "svhn-5t", "settings": {"freeze_backbone": False}})
+    assert rate_notes(request.resolve() for request in (owm, *others, given, slower)) == [
+        "no rate was searched for owm on mnist-5t with this backbone: it trains at 0.005",
+        "no rate was searched for hal, more on fashionmnist-5t with this backbone: they train at 0.005",
+        "no rate was searched for owm on svhn-5t with this backbone: it trains at 0.005",
+    ]
