@@ -121,13 +121,16 @@ class LearnerConfig(BaseModel):
                 "Leave it out, or train the backbone too with freeze_backbone=false"
             )
 
-    def switched_off(self) -> dict[str, str]:
-        """Settings that change nothing in a run, and the other one that makes it so: ``{"c": "coefficient=false"}``."""
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        """Settings that change nothing in a run, and the other one that makes it so: ``{"c": "coefficient=false"}``.
+
+        ``further``: nor where further images of known classes are learned.
+        """
         return {}
 
-    def refuse_switched_off(self, given: Collection[str]) -> None:
-        """Raise :class:`InputError` if one of the settings that the user has ``given`` changes nothing in a run."""
-        off = self.switched_off()
+    def refuse_switched_off(self, given: Collection[str], *, further: bool = False) -> None:
+        """Raise :class:`InputError` if one of the settings that the user has ``given`` is :meth:`switched_off`."""
+        off = self.switched_off(further=further)
         by_cause: dict[str, list[str]] = {}
         for key in (key for key in given if key in off):
             by_cause.setdefault(off[key], []).append(key)

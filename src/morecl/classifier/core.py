@@ -109,6 +109,8 @@ class Classifier:
                 raise InputError(f"{key} is chosen from the number of images in each lesson")
             if key not in chosen.Config.model_fields:
                 raise unknown_name("setting", key, chosen.Config.model_fields.keys() - {*PLANNED, *ARGUMENTS})
+        chosen.Config.refuse_idle(method, settings)
+        chosen.Config.parse(settings).refuse_switched_off(settings, further=True)
         settings = {**FEW_PHOTOS.get(method, {}), "seed": seed, "device": device, **settings}
         name, loaded = choose_backbone(backbone, chosen.Config.parse(settings), say)
         made = cls(chosen(chosen.Config.parse(settings | {"backbone": name}), loaded))

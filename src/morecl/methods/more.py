@@ -62,6 +62,7 @@ __all__ = ["More", "MoreConfig", "MoreRule", "MoreTask"]
 # Training of heads when further images of known classes arrive.
 REFIT_EPOCHS = 3  # times those of the back-update
 REFIT_RATE = 3.0  # times the back-update's
+OF_REFIT = {f"back_update_{name}" for name in ("epochs", "lr", "rate", "batch_size", "momentum", "own_share")}
 REFIT_IMAGES = 200  # new images of a class at most; with many more, the weights of classes with few become too large
 
 
@@ -109,8 +110,9 @@ class MoreConfig(ReplayConfig):
         "own", description="features of a head's own network, or of the first task's for all heads (authors' code)"
     )
 
-    def switched_off(self) -> dict[str, str]:
-        off = {} if self.back_update else dict.fromkeys(presets.MORE_DEFAULT, "back_update=false")
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        idle = presets.MORE_DEFAULT.keys() - (OF_REFIT if further else set())
+        off = {} if self.back_update else dict.fromkeys(sorted(idle), "back_update=false")
         return off if self.coefficient else off | {"c": "coefficient=false"}
 
 

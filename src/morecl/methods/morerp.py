@@ -84,8 +84,8 @@ class MorerpConfig(MoreConfig):
         3, ge=1, description="task networks asked about an image; null: all of them", json_schema_extra=SCORING
     )
 
-    def switched_off(self) -> dict[str, str]:
-        off = super().switched_off()
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        off = super().switched_off(further=further)
         if self.projection is not None:
             off |= dict.fromkeys(("kept_features", "known_weight"), f"projection={self.projection}")
         return off

@@ -161,10 +161,12 @@ def plan(
                 f"suite {suite.name}: [[runs]] has seeds = {beyond}, which are not among the suite's seeds"
             )
     planned: dict[Path, PlannedRun] = {}
+    left_out = False
     for seed in seeds:
         for group in suite.runs:
             _check_variant(suite, group)
             if group.seeds is not None and seed not in group.seeds:
+                left_out = True
                 continue
             for benchmark in group.benchmarks:
                 for method in group.methods:
@@ -175,7 +177,21 @@ def plan(
                         raise InputError(
                             f"suite {suite.name}: two different runs would go to {run.folder}; give one a `variant`"
                         )
+    if not left_out:  # else one of those may need what seems to have no effect
+        _refuse_idle(suite, given, list(planned.values()))
     return list(planned.values())
+
+
+def _refuse_idle(suite: Suite, given: Mapping[str, Any], runs: Sequence[PlannedRun]) -> None:
+    """Refuse settings that none of the runs has use for: those that some have no use for are left out there."""
+    tables: list[tuple[str, Mapping[str, Any], Sequence[PlannedRun]]]
+    tables = [("--set", given, runs), ("[settings]", suite.settings, runs)]
+    for method, values in suite.methods.items():
+        tables.append((f"[methods.{method}]", values, [run for run in runs if run.request.method == method]))
+    for place, values, meant in tables:
+        used = {key for run in meant for key in run.request.settings}
+        if idle := [key for key in values if key not in used]:
+            raise InputError(f"suite {suite.name}, {place}: {', '.join(idle)} would change nothing in any of its runs")
 
 
 def number_list(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,18 @@ def test_a_typo_is_refused_before_anything_is_fetched() -> None:
         Classifier.create(epochs=3)
     with pytest.raises(InputError, match="unknown method"):
         Classifier.create(method="mroe")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "ncm", "lr": 0.1}, "'ncm' trains nothing on a frozen backbone: lr would change nothing"),
+        ({"coefficient": False, "c": 3}, "c would change nothing with coefficient=false"),
+        ({"projection": 100, "known_weight": 0.5}, "known_weight would change nothing with projection=100"),
+        ({"back_update": False, "back_update_draw": "balanced"}, "back_update_draw would change nothing"),
+        ({"back_update": False, "back_update_lr": 0.1}, None),  # is used for further images of known classes
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str | None) -> None:
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        Classifier.create(backbone=SHIPPED, **settings)

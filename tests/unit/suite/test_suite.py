@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,28 @@ def test_settings_of_a_suite_are_left_out_where_they_change_nothing() -> None:
     wrong = one("more", variant="off", settings={"back_update": False, "back_update_lr": 0.1})
     with pytest.raises(InputError, match="suite mine, more on digits-5t: back_update_lr would change nothing with"):
         plan(suite_of(wrong), OUT)
+
+
+@pytest.mark.parametrize(
+    ("suite", "given", "message"),
+    [
+        ({"settings": {"epochs": 3}}, {}, r"suite mine, \[settings\]: epochs would change nothing in any of its runs"),
+        ({}, {"lr": 0.1, "image_size": 8}, "suite mine, --set: lr would change nothing"),
+        ({"methods": {"ncm": {"lr": 0.1}}}, {}, r"suite mine, \[methods.ncm\]: lr would change nothing"),
+        ({"settings": {"freeze_backbone": False, "epochs": 3, "image_size": 8}}, {}, None),
+    ],
+)
+def test_settings_that_change_nothing_in_any_run_are_refused(
+    suite: dict[str, Any], given: dict[str, Any], message: str | None
+) -> None:
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        assert len(plan(suite_of(one("ncm"), **suite), OUT, settings=given)) == 1
+
+
+def test_what_the_runs_of_other_seeds_need_is_not_refused() -> None:
+    suite = suite_of(one("more", seeds=[0]), one("ncm"), settings={"epochs": 3}, seeds=[0, 1])
+    assert [run.request.settings for run in plan(suite, OUT)] == [{"epochs": 3}, {}, {}]
+    assert [run.request.settings for run in plan(suite, OUT, seeds=[1])] == [{}]
 
 
 # ---- what counts as finished ------------------------------------------------------------------------------------
