@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,14 +40,14 @@ def atomic_path(target: Path) -> Iterator[Path]:
         raise InputError(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _named_in_errors(target):
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = _temporary_name(target)
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)  # by the umask, which cannot be read without setting it
         try:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.chmod(temporary, mode)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -64,15 +66,16 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         raise InputError(f"{target} is a file; give the name of a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _named_in_errors(target):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        temporary = _temporary_name(target)
+        temporary.mkdir()
+        mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666  # safetensors gives none to others
         try:
             yield temporary
             for path in temporary.rglob("*"):
                 if path.is_file():
                     with path.open("rb+") as file:
                         os.fsync(file.fileno())
-                    os.chmod(path, 0o666 & ~_umask())
-            os.chmod(temporary, 0o777 & ~_umask())
+                    os.chmod(path, mode)
             aside = target.parent / f".{target.name}.old"
             shutil.rmtree(aside, ignore_errors=True)
             if target.exists():
@@ -122,6 +125,10 @@ def refuse_newer(file: Path, found: object, known: str) -> None:
         )
 
 
+def _temporary_name(target: Path) -> Path:
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+
+
 @contextmanager
 def _named_in_errors(target: Path) -> Iterator[None]:
     """Have errors of the system name ``target``: a full disk names no file, others the temporary one."""
@@ -134,9 +141,3 @@ def _named_in_errors(target: Path) -> Iterator[None]:
         if error.errno is not None and mine:
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

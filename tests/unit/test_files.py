@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from morecl.errors import InputError
 from morecl.files import atomic_folder, atomic_path, check_target, write_json, write_text
@@ -112,14 +114,19 @@ def test_a_failed_exchange_keeps_one_complete_version(tmp_path: Path, monkeypatc
     assert len(names(tmp_path)) == 1
 
 
-def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+def test_permissions_follow_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asking for it: that sets it for a moment, for all threads."""
     before = os.umask(0o027)
     try:
-        write_text(tmp_path / "a", "x")
-        with atomic_folder(tmp_path / "f"):
-            pass
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")
+            write_text(tmp_path / "a", "x")
+            with atomic_folder(tmp_path / "f") as folder:
+                write_text(folder / "b", "x")
+                save_file({"x": np.zeros(2)}, folder / "c.safetensors")
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
         assert (tmp_path / "f").stat().st_mode & 0o777 == 0o750
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "f").iterdir()} == {0o640}
     finally:
         os.umask(before)
 
