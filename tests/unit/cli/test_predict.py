@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from morecl.cli.own import predict
 from morecl.cli.own.predict import listed
+from morecl.errors import InputError
 
 
 @pytest.mark.parametrize("chunk", [predict.CHUNK, 7])
@@ -58,3 +61,31 @@ def test_a_path_is_there_before_the_next_one_comes() -> None:
             assert next(found) == name
         os.close(writer)
         assert list(found) == []
+
+
+def test_lists_come_as_soon_as_they_are_there_and_none_is_lost() -> None:
+    assert [path for batch in predict.arriving(map(str, range(25)), 4) for path in batch] == list(map(str, range(25)))
+    assert list(predict.arriving([], 4)) == []
+
+
+def test_what_goes_wrong_while_reading_is_raised_after_what_was_read() -> None:
+    def paths() -> Iterator[str]:
+        yield "a.png"
+        yield "b.png"
+        raise InputError("no more")
+
+    found: list[str] = []
+    with pytest.raises(InputError, match="no more"):
+        for batch in predict.arriving(paths(), 4):
+            found += batch
+    assert found == ["a.png", "b.png"]
+
+
+def test_a_stdin_that_cannot_be_read_is_a_mistake_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_write_alone = os.open(tmp_path / "f", os.O_WRONLY | os.O_CREAT)
+    cannot = pytest.raises(InputError, match=r"stdin cannot be read \(Bad file descriptor\)")
+    with os.fdopen(to_write_alone, "rb") as stream, cannot:
+        list(listed(stream))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="on stdin, which is closed"):
+        predict._stdin()

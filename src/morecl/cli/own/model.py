@@ -187,7 +187,7 @@ def forget(
     with _changed(store) as (_, classifier):
         if not yes:
             warning = changes.end_of_unknown(classifier, name)
-            if not sys.stdin.isatty():
+            if sys.stdin is None or not sys.stdin.isatty():
                 found = f", and {warning}" if warning else ""
                 raise InputError(f"forgetting {name!r} cannot be undone{found}; confirm it with --yes")
             if warning:

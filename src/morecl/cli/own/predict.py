@@ -145,6 +145,12 @@ def images_in(path: str) -> Iterator[str]:
     yield from (str(error.filename) for error in lost)
 
 
+def _stdin() -> IO[bytes]:
+    if sys.stdin is None:
+        raise InputError("a list of paths is to come on stdin, which is closed")
+    return sys.stdin.buffer
+
+
 def listed(stream: IO[bytes]) -> Iterator[str]:
     """The paths on stdin, one per line, folders as the images in them.
 
@@ -152,12 +158,20 @@ def listed(stream: IO[bytes]) -> Iterator[str]:
     """
     assert isinstance(stream, BufferedIOBase)
     end, rest = b"\n", b""
-    while chunk := stream.read1(CHUNK):  # what is there, without waiting for more
+    while chunk := _read(stream):
         end = b"\0" if b"\0" in chunk else end
         *whole, rest = (rest + chunk).split(end)
         for path in whole:
             yield from _named(path, end)
     yield from _named(rest, end)
+
+
+def _read(stream: BufferedIOBase) -> bytes:
+    """What is there, without waiting for more."""
+    try:
+        return stream.read1(CHUNK)
+    except OSError as error:
+        raise InputError(f"the list of paths on stdin cannot be read ({error.strerror or error})") from error
 
 
 def _named(path: bytes, end: bytes) -> Iterator[str]:
@@ -167,13 +181,21 @@ def _named(path: bytes, end: bytes) -> Iterator[str]:
 
 
 def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
-    """``paths`` in lists of at most ``most``, each as soon as it is there: whoever writes to stdin may take a while."""
+    """``paths`` in lists of at most ``most``, each as soon as it is there: whoever writes to stdin may take a while.
+
+    What reading ``paths`` raises is raised here, after those before it.
+    """
     waiting: queue.Queue[str | None] = queue.Queue(most)
+    failed: list[Exception] = []
 
     def fill() -> None:
-        for path in paths:
-            waiting.put(path)
-        waiting.put(None)
+        try:
+            for path in paths:
+                waiting.put(path)
+        except Exception as error:
+            failed.append(error)
+        finally:
+            waiting.put(None)
 
     threading.Thread(target=fill, daemon=True).start()
     path = waiting.get()
@@ -190,6 +212,8 @@ def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
             continue
         yield batch
         path = waiting.get()
+    if failed:
+        raise failed[0]
 
 
 def _total(paths: Sequence[str]) -> int | None:
@@ -213,7 +237,7 @@ def _answers(classifier: Classifier, paths: Sequence[str], *, top: int, accept: 
     options: dict[str, Any] = {"top": top, "accept": accept}
     for from_stdin, group in groupby(paths, lambda path: path == STDIN):
         if from_stdin:
-            for batch in arriving(listed(sys.stdin.buffer), classifier.learner.eval_batch_size):
+            for batch in arriving(listed(_stdin()), classifier.learner.eval_batch_size):
                 yield from classifier.answers(batch, **options)
         else:
             yield from classifier.answers(chain.from_iterable(map(images_in, group)), **options)
@@ -232,7 +256,7 @@ def _answers_on_ray(
     from morecl.on_ray.answers import answers
     from morecl.on_ray.cluster import connected
 
-    files = chain.from_iterable(listed(sys.stdin.buffer) if path == STDIN else images_in(path) for path in paths)
+    files = chain.from_iterable(listed(_stdin()) if path == STDIN else images_in(path) for path in paths)
     with connected(options) as ray:
         yield from answers(ray, *model, learner, files, device=device, top=top, accept=accept)
 
