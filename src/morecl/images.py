@@ -108,7 +108,8 @@ def as_array(images: Any, side: int) -> ImageArray:
     - A stack of grey images, (N, H, W) or (N, H, W, 1), is repeated to three channels. A three-dimensional array whose
       last dimension is 1, 3 or 4 is refused, because it looks like one image H x W x channels; a stack of grey images
       that narrow must be passed as (N, H, W, 1).
-    - A list may mix PIL images, paths and arrays (H, W, 3) or (H, W). Images larger than ``side``, or all of them if
+    - A list may mix PIL images and paths, which are turned upright as their EXIF data say, and arrays (H, W, 3) or
+      (H, W). Images larger than ``side``, or all of them if
       their sizes differ, are brought to ``side`` x ``side`` by :func:`square`.
 
     Raises:
@@ -150,7 +151,7 @@ def _open(image: Any, index: int) -> Image.Image:
             raise ListedError(f"image {index}: {image} cannot be read as an image ({error})") from error
     if isinstance(image, Image.Image):
         try:
-            return colour(image)
+            return colour(ImageOps.exif_transpose(image))
         except ValueError as error:
             raise ListedError(f"image {index}: {error}") from error
     if hasattr(image, "detach"):

@@ -104,7 +104,8 @@ def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise by a quarter
     Image.fromarray(COLOUR[0]).save(tmp_path / "turned.png", exif=exif)
-    assert np.array_equal(as_array([tmp_path / "turned.png"], SPEC.resize)[0], np.rot90(COLOUR[0], -1))
+    for image in (tmp_path / "turned.png", Image.open(tmp_path / "turned.png")):
+        assert np.array_equal(as_array([image], SPEC.resize)[0], np.rot90(COLOUR[0], -1))
 
 
 def test_sizes_that_differ_are_brought_to_one() -> None:

@@ -379,7 +379,7 @@ def with_fwt(records: Sequence[Record]) -> list[Record]:
 
 def _same_tasks(record: Record) -> tuple[Any, ...]:
     order, sizes, data = tuple(record.class_order), tuple(record.task_sizes), record.data
-    return record.benchmark, order, sizes, record.backbone.sha256, data.train_images, data.test_images, data.scored_on
+    return record.benchmark, order, sizes, record.backbone.sha256, data.fingerprint, data.scored_on
 
 
 def _several_settings(runs: Sequence[Record]) -> bool:

@@ -105,6 +105,13 @@ def test_forward_transfer_joins_the_single_task_model() -> None:
     assert "Transfer" not in [table.title for table in build_tables([make_record("more")])]
 
 
+def test_a_reference_on_other_images_gives_no_forward_transfer() -> None:
+    single = make_record("single")
+    for change in ({"fingerprint": "f" * 64}, {"scored_on": "validation"}):
+        other = single.model_copy(update={"data": single.data.model_copy(update=change)})
+        assert with_fwt([make_record("more"), other])[0].metrics.fwt is None
+
+
 def test_references_of_several_settings_are_not_mixed() -> None:
     records = [make_record("more"), *(make_record("single", config={"epochs": n}) for n in (1, 2))]
     assert with_fwt(records)[0].metrics.fwt is None
