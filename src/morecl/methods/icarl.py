@@ -94,13 +94,21 @@ class Icarl(SingleHeadLearner):
         """Means of the exemplars' normalised features, of length one again: mu_y."""
         return cast(Prototypes, self.model["prototypes"])
 
-    def _learn(self, task: TaskData, listener: Listener) -> None:
-        if self.memory.size < len(self.classes):
+    def configure(self, **settings: Any) -> None:
+        size = settings.get("memory_size")
+        if isinstance(size, int):
+            self._require_exemplars(size)
+        super().configure(**settings)
+
+    def _require_exemplars(self, size: int) -> None:
+        if size < len(self.classes):
             raise InputError(
-                f"memory_size={self.config.memory_size} cannot hold an exemplar of each of {len(self.classes)} "
-                "classes, and icarl recognises classes by their exemplars; set memory_size to the number of classes "
-                "or more"
+                f"memory_size={size} cannot hold an exemplar of each of {len(self.classes)} classes, and icarl "
+                "recognises classes by their exemplars; set memory_size to the number of classes or more"
             )
+
+    def _learn(self, task: TaskData, listener: Listener) -> None:
+        self._require_exemplars(self.memory.size)
         columns = task.columns.numpy()
         draw = generator(self.config.seed, "memory", task.index)
         with self._clock("train"):

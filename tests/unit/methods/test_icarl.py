@@ -106,3 +106,13 @@ def test_too_small_a_memory_is_refused_and_nothing_changes() -> None:
 
 def test_resumed_equals_uninterrupted() -> None:
     assert resumes(lambda: learner_of(Icarl, memory_size=12))
+
+
+def test_the_memory_keeps_room_for_an_exemplar_of_each_class() -> None:
+    learner = teach(learner_of(Icarl, memory_size=12), (0, 1), (2, 3))
+    before = snapshot(learner)
+    with pytest.raises(InputError, match="memory_size=3 cannot hold an exemplar of each of 4 classes"):
+        learner.configure(memory_size=3)
+    assert is_same(before, snapshot(learner)) and learner.config.memory_size == 12
+    learner.configure(memory_size=4)
+    assert sorted(learner.memory.columns.tolist()) == [0, 1, 2, 3]
