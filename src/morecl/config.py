@@ -17,11 +17,12 @@ LARGEST = 2**20  # upper bound of whole numbers whose field has none
 
 # A setting's role, kept in `json_schema_extra` of its field. Runs that differ only in settings with one of the first
 # three roles are the same experiment. Any other setting makes a different one, including those that affect scoring.
-Role = Literal["repetition", "machine", "weights", "scoring"]
+Role = Literal["repetition", "machine", "weights", "scoring", "lasting"]
 REPETITION: dict[str, Any] = {"role": "repetition"}  # distinguishes repeated runs
 MACHINE: dict[str, Any] = {"role": "machine"}  # where and how fast it runs, not what is computed
 WEIGHTS: dict[str, Any] = {"role": "weights"}  # a path, which depends on the machine; records have the weights' hash
 SCORING: dict[str, Any] = {"role": "scoring"}  # how answers are computed from features, not what is trained
+LASTING: dict[str, Any] = {"role": "lasting"}  # decides what is kept of every task, so it cannot change between tasks
 
 
 class LearnerConfig(BaseModel):
@@ -167,7 +168,7 @@ class SgdConfig(LearnerConfig):
 class TrainingConfig(SgdConfig):
     """Settings of methods that train adapters."""
 
-    bottleneck: int = Field(64, ge=1, le=2**16, description="width of the adapters")
+    bottleneck: int = Field(64, ge=1, le=2**16, description="width of the adapters", json_schema_extra=LASTING)
 
     @property
     def trains(self) -> bool:

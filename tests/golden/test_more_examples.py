@@ -14,7 +14,7 @@ import tiny
 from morecl import gaussian, kernel_ridge
 from morecl.memory import ReplayMemory, hypergeometric
 from morecl.methods import more as module
-from morecl.methods.more import More, _balanced
+from morecl.methods.more import More, _balanced, _emphasis
 from morecl.methods.morerp import Morerp
 from morecl.random import generator
 from morecl.ridge import STRENGTHS
@@ -189,6 +189,15 @@ def test_each_class_of_a_head_has_the_same_weight() -> None:
     assert [float(plain[0][targets[0] == c].sum()) for c in range(3)] == pytest.approx([2.5, 2.5, 3])
     alone = _balanced(targets[:1], torch.tensor([[3]]), 0.6)  # nothing is rejected
     assert [float(alone[0][targets[0] == c].sum()) for c in range(3)] == pytest.approx([8 / 3] * 3)
+
+
+def test_a_head_without_own_samples_learns_at_the_same_rate() -> None:
+    targets = torch.tensor([[2, 2, 2, 2], [0, 2, 1, 2], [0, 1, 1, 0]])  # ood: 2
+    ood = torch.full((3, 1), 2)
+    for weights in (_emphasis(targets, ood, 0.6), _balanced(targets, ood, 0.6)):
+        assert weights.mean(1).tolist() == pytest.approx([1, 1, 1])
+        assert weights[1].tolist() == pytest.approx([1.2, 0.8, 1.2, 0.8])
+    assert torch.equal(_emphasis(targets, ood, None), torch.ones(3, 4))
 
 
 def test_heads_are_refitted_on_memory_and_new_images() -> None:

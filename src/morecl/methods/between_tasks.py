@@ -25,8 +25,6 @@ from morecl.task import TaskData, check_label, read_task, refuse_unknown, task_d
 
 SCORING: Role = "scoring"
 State = dict[str, Tensor]
-# Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
-FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
 
 
 @dataclass(frozen=True)
@@ -146,14 +144,20 @@ class BetweenTasks(TrainingTools):
             InputError: a setting does not exist, has a bad value, would have no effect, or cannot change any more
                 because networks, random draws or answers depend on it. Nothing is changed.
         """
+        if settings.get("preset", "") is None and getattr(self.config, "preset", None):  # ours again
+            names = {name for preset in self.Config.presets.values() for name in preset}
+            settings = {**{name: self.Config.model_fields[name].default for name in names}, **settings}
         settings = {**self.Config.preset_settings(settings), **settings}
         config = self.Config.parse(self.config.model_dump() | settings)
         self.Config.refuse_idle(self.name, settings, self.config.model_dump())
         differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]
-        scoring = self.Config.with_role(SCORING)
+        reasons = {
+            **dict.fromkeys(LearnerConfig.model_fields, "what the networks are and where they run"),
+            **dict.fromkeys(self.Config.with_role("lasting"), "what is kept of every task"),
+            **dict.fromkeys(self.Config.with_role(SCORING), "how answers are made"),
+        }
         for key in differing:
-            if key in FOR_LIFE | scoring:
-                reason = "how answers are made" if key in scoring else "what the networks are and where they run"
+            if reason := reasons.get(key):
                 raise InputError(f"{key} cannot change any more: it decides {reason}. Create a new learner with it")
         with self._all_or_nothing(len(self.task_sizes) - 1):
             self.config = config

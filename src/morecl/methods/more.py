@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from morecl import gaussian, presets
-from morecl.config import SCORING, SgdConfig
+from morecl.config import LASTING, SCORING, SgdConfig
 from morecl.errors import InputError
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
@@ -83,7 +83,11 @@ class MoreConfig(ReplayConfig):
         json_schema_extra=SCORING,
     )
     shrink_below: float = Field(
-        1.0, ge=1, le=1000, description="shrink the covariance with fewer samples per dimension than this (Eq. 6)"
+        1.0,
+        ge=1,
+        le=1000,
+        description="shrink the covariance with fewer samples per dimension than this (Eq. 6)",
+        json_schema_extra=LASTING,
     )
     back_update: bool = Field(True, description="train earlier heads to reject later classes (Eq. 3)")
     back_update_epochs: int = Field(10, ge=1)
@@ -393,13 +397,17 @@ def _with_precision(state: dict[str, Tensor], tasks: int, shrink_below: float) -
 
 
 def _emphasis(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
-    """Weights (J, n) of mean 1 that give the own samples of each head the given share of the total weight."""
+    """Weights (J, n) of mean 1 that give the own samples of each head the given share of the total weight.
+
+    A head that has no own samples, or none but these, weights all alike.
+    """
     own = targets != ood
     if share is None:
         return torch.ones(own.shape, device=own.device)
     count = own.sum(1, keepdim=True).float()
     total = own.shape[1]
-    return torch.where(own, share * total / count, (1 - share) * total / (total - count))
+    weights = torch.where(own, share * total / count, (1 - share) * total / (total - count))
+    return torch.where((count == 0) | (count == total), 1.0, weights)
 
 
 def _balanced(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
@@ -411,7 +419,7 @@ def _balanced(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
     rejected = counts.gather(1, ood)  # (J, 1)
     classes = (counts > 0).sum(1, keepdim=True) - (rejected > 0).long()
     part = 1 - rejected / total if share is None else torch.full_like(rejected, share)
-    part = part.where(rejected > 0, 1.0)
+    part = part.where(rejected > 0, 1.0).where(classes > 0, 0.0)
     of_own = part / classes.clamp(min=1) / counts.gather(1, targets)
     return total * torch.where(own, of_own, (1 - part) / rejected.clamp(min=1))
 

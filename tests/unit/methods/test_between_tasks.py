@@ -12,6 +12,7 @@ import torch
 
 import morecl
 import tiny
+from morecl import presets
 from morecl.catalogue import SHIPPED
 from morecl.data import Dataset, TaskStream
 from morecl.errors import InputError
@@ -416,7 +417,8 @@ def test_configure(load: Callable[[str], Any], tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scoring": ({"temperature": 3.0}, "temperature cannot change any more: it decides how answers are made"),
     "projection": ({"projection": 50}, "projection cannot change .* how answers are made"),
-    "shape": ({"bottleneck": 8}, "bottleneck cannot change any more: it decides what the networks are"),
+    "shape": ({"bottleneck": 8}, "bottleneck cannot change any more: it decides what is kept of every task"),
+    "statistics": ({"shrink_below": 20.0}, "shrink_below cannot change any more: it decides what is kept"),
     "seed": ({"seed": 3}, "seed cannot change"),
     "device": ({"device": "cuda"}, "device cannot change"),
     "frozen": ({"freeze_backbone": False}, "freeze_backbone cannot change"),
@@ -436,6 +438,17 @@ def test_settings_that_cannot_change(case: str, load: Callable[[str], Any]) -> N
     assert learner.config == config
     tiny.assert_same(before, tiny.snapshot(learner))
     learner.configure(seed=config.seed, temperature=config.temperature)  # as they are
+
+
+def test_without_a_preset_the_back_update_is_ours_again() -> None:
+    learner: Any = tiny.create("more", preset="paper", epochs=4, lr=0.003)
+    learner.configure(preset=None, back_update_epochs=7)
+    wanted = {**presets.MORE_DEFAULT, "preset": None, "back_update_epochs": 7, "epochs": 4, "lr": 0.003}
+    assert {name: getattr(learner.config, name) for name in wanted} == wanted
+    learner.configure(preset=None, lr=0.002)  # there is none: nothing of the back-update changes
+    assert learner.config.back_update_epochs == 7
+    learner.configure(preset="paper")
+    assert learner.config.back_update_rate == "absolute" and learner.config.back_update_epochs == 10
 
 
 @pytest.mark.parametrize("size", [0, 3, 14, 100])
