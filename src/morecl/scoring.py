@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,8 @@ class Rule(nn.Module, ABC):
     A rule that reads the networks' heads gets them as a bound method of the learner, to be called when they are needed:
     the modules themselves would be saved twice, and some are replaced while the learner lives.
     """
+
+    derived: ClassVar[frozenset[str]] = frozenset()  # what is saved, but computed from the rest: not counted as kept
 
     def grow(self, classes: int) -> None:
         """Make room for a task of ``classes`` classes."""

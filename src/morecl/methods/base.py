@@ -150,7 +150,7 @@ class Learner(BetweenTasks, ABC):
         frozen = sum(value.numel() for value in self.backbone.state.values())
         parts = {
             "backbone": frozen if self.body is None else count(self.body),
-            "statistics": sum(value.numel() for value in self.rule.state_dict().values()),
+            "statistics": sum(v.numel() for name, v in self.rule.state_dict().items() if name not in self.rule.derived),
         }
         return dict.fromkeys(ENTRIES, 0) | parts
 
@@ -166,7 +166,7 @@ class Learner(BetweenTasks, ABC):
         Args:
             images: uint8 (N, H, W, 3) or (N, H, W); or a list or an iterator of PIL images, paths or single arrays; or,
                 without ``labels``, the path of a folder with one sub-folder of images per class.
-            labels: N labels, none of which has been learned before: text, numbers, true/false, ``None`` or tuples.
+            labels: N labels, none of which has been learned before: text, numbers, true/false, or tuples of these.
             listener: called after each epoch.
 
         Raises:

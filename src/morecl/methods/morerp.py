@@ -51,6 +51,7 @@ from morecl.nn.tokens import Tokens
 from morecl.random import generator
 from morecl.ridge import Ridge
 from morecl.scoring import Features, LearnedTask, Output
+from morecl.task import TaskData
 
 MOVE_FACTOR = 2
 NOT_ASKED = -1e4  # log score of MORE for a class whose network was not asked: below any other
@@ -97,6 +98,7 @@ class MorerpRule(MoreRule):
     A class that was forgotten has no part in the classifier's probabilities and in the ranking of tasks.
     """
 
+    derived = frozenset({"ridge.weight", "ridge.dual"})
     source: Tensor
     counts: Tensor
     counted: Tensor
@@ -139,7 +141,7 @@ class MorerpRule(MoreRule):
         columns = task.columns.to(self.counts.device)
         self.counts += torch.bincount(columns, minlength=len(self.counts))
         stored = torch.from_numpy(learned.memory.columns).to(columns.device)
-        if task.index and len(stored) and task.classes >= MOVE_FACTOR * task.first_column:
+        if task.index and task.classes >= MOVE_FACTOR * task.first_column and self._all_stored(stored, task):
             self._move(learned, stored)
         self.ridge.add(learned.features(self.network), columns)
         self._solve(learned, stored, columns)
@@ -171,6 +173,12 @@ class MorerpRule(MoreRule):
             self.ridge.solve(features, stored[known], self.counted[stored[known]], self.forgotten)
         else:
             self.ridge.solve(learned.features(self.network), columns, without=self.forgotten)
+
+    def _all_stored(self, stored: Tensor, task: TaskData) -> bool:
+        """Whether each older class that was not forgotten has images in memory, which is to stand in for it."""
+        missing = ~self.forgotten[: task.first_column]
+        missing[stored[stored < task.first_column]] = False
+        return not bool(missing.any())
 
     def _move(self, learned: LearnedTask, stored: Tensor) -> None:
         """Start again on the newest network, with the older classes' images in memory."""

@@ -92,5 +92,7 @@ class PrototypeLearner(Learner):
         return self.prototypes.means
 
     def entries(self) -> dict[str, int]:
-        norms = 0 if self.norms is None else count(self.norms)
-        return super().entries() | {"norms": norms, "statistics": self.prototypes.means.numel()}
+        parts = super().entries()
+        parts["norms"] = 0 if self.norms is None else count(self.norms)
+        parts["statistics"] += self.prototypes.means.numel()
+        return parts

@@ -47,6 +47,8 @@ class RanpacConfig(TrainingConfig):
 class RidgeRule(Rule):
     """The largest output of a ridge classifier wins."""
 
+    derived = frozenset({"ridge.weight"})
+
     def __init__(self, ridge: Ridge, seed: int):
         super().__init__()
         self.ridge = ridge

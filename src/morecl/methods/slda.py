@@ -40,6 +40,7 @@ class SldaConfig(SgdConfig):
 class Discriminant(Rule):
     """Linear discriminant analysis with the class ``means`` (C, D) and one covariance."""
 
+    derived = frozenset({"precision"})
     scatter: Tensor
     samples: Tensor
     precision: Tensor

@@ -184,11 +184,10 @@ def plan(
 
 def _refuse_idle(suite: Suite, given: Mapping[str, Any], runs: Sequence[PlannedRun]) -> None:
     """Refuse settings that none of the runs has use for: those that some have no use for are left out there."""
-    tables: list[tuple[str, Mapping[str, Any], Sequence[PlannedRun]]]
-    tables = [("--set", given, runs), ("[settings]", suite.settings, runs)]
-    for method, values in suite.methods.items():
-        tables.append((f"[methods.{method}]", values, [run for run in runs if run.request.method == method]))
-    for place, values, meant in tables:
+    tables = {"--set": given, "[settings]": suite.settings}
+    tables |= {f"[methods.{method}]": values for method, values in suite.methods.items()}
+    for place, values in tables.items():
+        meant = [run for run in runs if place in ("--set", "[settings]", f"[methods.{run.request.method}]")]
         used = {key for run in meant for key in run.request.settings}
         if idle := [key for key in values if key not in used]:
             raise InputError(f"suite {suite.name}, {place}: {', '.join(idle)} would change nothing in any of its runs")

@@ -212,6 +212,24 @@ def test_a_small_first_task_hands_over_to_a_larger_one(projection: int | None) -
     assert torch.equal(ridge.weights.float(), learner.rule.counted[ridge.columns])
 
 
+def test_the_classifier_does_not_move_away_from_classes_without_an_image_in_memory() -> None:
+    first, second = tuple(range(4)), tuple(range(4, 12))
+    for size, network in ((12, "patches 1"), (8, "patches 0")):  # images in memory after the second task
+        learner = teach(learner_of(Morerp, memory_size=size), first, second)
+        assert learner.rule.network == network
+        assert set(learner.rule.ridge.columns.tolist()) == set(range(12))
+        held = set(learner.memory.columns.tolist())
+        assert (held >= set(first)) == (network == "patches 1")
+
+
+def test_what_is_computed_from_the_rest_is_not_counted(ours: Any) -> None:
+    kept = {name: value.numel() for name, value in ours.rule.state_dict().items()}
+    more = learner_of(More, memory_size=20)
+    teach(more, *STREAM)
+    own = sum(kept.values()) - kept["ridge.dual"] - kept["forgotten"] - kept["mixed"]
+    assert ours.entries()["statistics"] - more.entries()["statistics"] == own
+
+
 def test_weights_in_the_sums_of_an_older_model_are_not_guessed() -> None:
     learner = teach(morerp(projection=SUMS), (0,), (1, 2, 3))
     state = learner.state()

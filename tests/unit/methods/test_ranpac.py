@@ -57,3 +57,9 @@ def test_the_strength_is_that_of_least_held_out_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr("morecl.methods.ranpac.AT_ONCE", 0)
     monkeypatch.setattr("morecl.methods.ranpac.held_out_errors", None)
     assert learner.rule._strength(features, task) == expected, "too many images to hold all random features at once"
+
+
+def test_sums_are_counted_as_kept_and_weights_are_not() -> None:
+    learner = teach(learner_of(Ranpac, projection=30), (0, 1), (2,))
+    scale_place_and_sharpness = 3
+    assert learner.entries()["statistics"] == 30 * 31 // 2 + 3 * 30 + scale_place_and_sharpness

@@ -55,3 +55,9 @@ def test_unknown_images_are_ranked_although_all_answers_are_certain() -> None:
     learner = teach(learner_of(Slda), (0, 1), (2, 3))
     answer = learner.predict(images_of(0, 1, 2, 3, 4, 5, each=4)[0])
     assert len(np.unique(answer.ood_score)) == len(answer.ood_score)
+
+
+def test_means_and_scatter_are_counted_as_kept() -> None:
+    learner = teach(learner_of(Slda), (0, 1), (2,))
+    dim = learner.network.dim
+    assert learner.entries()["statistics"] == 3 * dim + dim**2 + 1  # the last: the number of images
