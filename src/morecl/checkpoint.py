@@ -207,6 +207,8 @@ def _open_state(path: Path, description: Description, leave_images: bool) -> Sta
         return StateFile(file, leave_images)
     except InputError:
         raise
+    except PermissionError as error:
+        raise InputError(f"{file} may not be read ({error.strerror})") from error
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, f"{STATE} cannot be read ({error})") from error
 

@@ -66,3 +66,15 @@ def decode(value: Any, depth: int = 0) -> Hashable:
     if value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value)):
         return value
     raise ValueError(f"{value!r:.60} is not a label")
+
+
+JOINERS = "\u200c\u200d"  # they part and join letters: Persian and Indic words need them, and emoji of several people
+SPACES = " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+
+
+def is_shown(sign: str) -> bool:
+    """Whether a character may stand in a name: it is printed, is a space of any width, or a joiner.
+
+    macOS has a narrow space in the names of screenshots.
+    """
+    return sign.isprintable() or sign in SPACES or sign in JOINERS

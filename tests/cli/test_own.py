@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
@@ -33,6 +34,7 @@ import morecl
 from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan, reading
+from morecl.cli.options import expanded
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table, say
 from morecl.cli.own.model import local_time, show_history, show_info
@@ -57,13 +59,15 @@ class Done:
         return " ".join((self.out + self.err).split())
 
 
-def call(*arguments: object, stdin: bytes = b"") -> Done:
+def call(*arguments: object, stdin: bytes = b"", terminal: bool = False) -> Done:
     """``morecl ARGUMENTS`` in this process."""
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["morecl", *map(str, arguments)])
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        given = io.BytesIO(stdin)
+        given.isatty = lambda: terminal  # type: ignore[method-assign]
+        patch.setattr(sys, "stdin", io.TextIOWrapper(given))
         patch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
         patch.setattr(plan, "MOST_EPOCHS", EPOCHS)
         try:
@@ -462,6 +466,51 @@ def test_a_class_is_found_however_its_accents_are_written(copy: Path) -> None:
     assert Classifier.open(copy).classes == ["0"]
 
 
+def test_whoever_stops_at_the_question_forgets_nothing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tree(copy)
+
+    def question(*_: object) -> bool:
+        with ModelFolder(copy).changing():  # others may, while it is asked
+            raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", question)
+    done = call("forget", copy, "1", terminal=True)
+    assert done.code == 130 and "stopped; nothing has changed" in done.err
+    assert tree(copy) == before
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_folder(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    copy.rename(tmp_path / "kept")
+    photos = write_digits(tmp_path / "photos", [0], 0, 2)
+    assert call("evaluate", "~/kept", "~/photos", "--out=~/page.html").code == 0
+    assert (tmp_path / "page.html").is_file() and not (tmp_path / "~").exists() and photos.is_dir()
+
+
+def test_every_path_of_a_command_may_begin_with_a_tilde() -> None:
+    found = 0
+    commands = [info.callback for info in cli.app.registered_commands]
+    for command in commands:
+        assert command is not None
+        for name, kind in get_type_hints(command, include_extras=True).items():
+            taken, *details = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+            if taken in (Path, Path | None):
+                found += 1
+                assert details[0].callback is expanded, (command.__name__, name)
+    assert found > 20
+
+
+def test_names_of_strangers_do_not_reach_the_terminal_as_they_are(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 5], 0, 2)
+    (photos / "5").rename(photos / "a\x1b[31mred\x07")
+    done = call("evaluate", copy, photos)
+    assert done.code == 0 and "\x1b" not in done.out and "\x07" not in done.out
+    assert "a\N{REPLACEMENT CHARACTER}[31mred" in done.out
+
+
 def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [2], 0, 20)
     assert call("learn", copy, photos).code == 0
@@ -497,11 +546,11 @@ def test_classes_that_differ_only_in_capitals_are_told_of(copy: Path, tmp_path: 
     done = call("learn", copy, photos)
     assert done.code == 0
     for pair in ("'null' and 'Null'", "'eins' and 'Eins'"):
-        note = f"{pair} are two classes, though only small and capital letters differ."
+        note = f"{pair} are two classes, though they look alike."
         assert note in done.err and note not in done.out, "told before training, and once"
     done = call("rename", copy, "1", "EINS")
-    assert done.code == 0 and "'EINS' and 'eins' differ only in small and capital letters" in done.words
-    assert "differ" not in call("rename", copy, "EINS", "one").words + call("rename", copy, "one", "One").words
+    assert done.code == 0 and "'EINS' and 'eins' look alike" in done.words
+    assert "alike" not in call("rename", copy, "EINS", "one").words + call("rename", copy, "one", "One").words
 
 
 def test_more_photos_of_a_class_raise_its_accuracy(tmp_path: Path) -> None:

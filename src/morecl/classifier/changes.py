@@ -18,9 +18,7 @@ def rename(folder: ModelFolder, classifier: Classifier, old: str, new: str) -> s
     classifier.rename(old, new)
     others = [name for name in classifier.classes if name != composed(new)]
     number = folder.commit(classifier, "rename", f"{old!r} to {new!r}")
-    alike = [
-        f"; {new!r} and {other!r} differ only in small and capital letters" for _, other in look_alikes([new], others)
-    ]
+    alike = [f"; {new!r} and {other!r} look alike" for _, other in look_alikes([new], others)]
     return f"{old!r} is now {new!r}: version {number}{''.join(alike)}"
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
-from morecl.classifier.results import Promise
+from morecl.classifier.results import NOTHING_UNKNOWN, Promise
 from morecl.errors import InputError
 
 ACCEPT = 0.95
@@ -36,7 +36,7 @@ def promise(ood_scores: ArrayLike, accept: float = ACCEPT, *, missing: int = 0) 
             f"with {n} held-back images at least {100 / (n + 1):.1f} % of known images must be allowed as unknown"
         )
         why = possible if n else "no images were held back"
-        return Promise(accept, None, None, n, f"{why}; nothing is called unknown")
+        return Promise(accept, None, None, n, f"{why}{NOTHING_UNKNOWN}")
     threshold = float(scores[_rank(n, accept) - 1])
     if missing:
         classes = "one class has" if missing == 1 else f"{missing} classes have"

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from morecl.catalogue import METHODS
 from morecl.classifier import calibration, capacity, conformal
@@ -152,6 +153,8 @@ class Classifier:
 
     def accuracy(self, names: Iterable[str] | None = None) -> float | None:
         """Percent of held-back images (of the classes ``names``) answered rightly; ``None`` if there are none."""
+        if isinstance(names, str):
+            raise TypeError(f"names must be a list; for one class give [{names!r}]")
         columns = [self.column(name) for name in (self.classes if names is None else names)]
         chosen = np.isin(self.held.columns, columns)
         return float(100 * self.measured.right[chosen].mean()) if chosen.any() else None
@@ -238,7 +241,7 @@ class Classifier:
         self, images: Sequence[Any] | NDArray[Any], *, top: int = TOP, accept: float = conformal.ACCEPT
     ) -> list[Answer]:
         """An answer for each image: paths, PIL images, arrays, or one array of many images."""
-        if not hasattr(images, "shape") and isinstance(images, str | Path):
+        if isinstance(images, str | Path | Image.Image):
             raise TypeError("images must be a list; for one image give [image]")
         return list(self.answers(images, top=top, accept=accept))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
@@ -86,6 +87,10 @@ def labelled(
         raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
     if isinstance(labels, str):
         raise InputError(f"labels must be a list with the name of each image's class, not the text {labels!r:.60}")
+    if isinstance(images, Image.Image):
+        raise InputError("images must be a list; for one image give [image]")
+    images = list(images) if isinstance(images, Iterator) else images
+    labels = list(labels) if isinstance(labels, Iterator) else labels
     if len(images) != len(labels):
         raise InputError(f"as many labels as images are needed: there are {len(images)} images, {len(labels)} labels")
     return images, [composed(label) if isinstance(label, str) else label for label in labels]

@@ -47,4 +47,4 @@ def within(wanted: Plan, images: int, minutes: float, images_per_second: float, 
         overhead: seconds of everything else.
     """
     room = max(0.0, 60 * minutes - overhead) * images_per_second / max(1, images)
-    return Plan(min(MOST_EPOCHS, max(1, math.floor(room))), wanted.batch_size, wanted.memory_size)
+    return Plan(max(1, math.floor(min(room, MOST_EPOCHS))), wanted.batch_size, wanted.memory_size)

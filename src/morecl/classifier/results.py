@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NOTHING_UNKNOWN = "; nothing is called unknown"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -56,6 +58,11 @@ class Promise:
     share: float | None
     images: int  # held back
     why: str = ""
+
+    @property
+    def cause(self) -> str:
+        """``why``, where it was said already that nothing is called unknown."""
+        return self.why.removesuffix(NOTHING_UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -114,27 +114,43 @@ class ModelFolder:
 
     def load(self, number: int | None = None, *, device: str | None = None) -> Classifier:
         """The version ``number``, or the one in use. A number is enough where ``model.json`` is lost or damaged."""
+        if number is None:
+            return self.load_newest(device=device)[1]
         try:
-            versions = self.versions()
+            numbers = [version.number for version in self.versions()]
         except InputError:
-            if number is None or not self._folder(number).is_dir():
+            if not self._folder(number).is_dir():
                 raise
             return _read(self._folder(number), device)
-        chosen = versions[-1] if number is None else next((v for v in versions if v.number == number), None)
-        if chosen is None:
-            raise InputError(
-                f"{self.path} has no version {number}; it has {', '.join(str(v.number) for v in versions)}"
-            )
-        try:
-            return _read(self._folder(chosen.number), device)
-        except InputError as error:
-            if chosen is not versions[-1] or not (way_out := self._way_back(versions, error)):
+        if number not in numbers:
+            raise InputError(f"{self.path} has no version {number}; it has {', '.join(map(str, numbers))}")
+        return self.load_newest(device=device)[1] if number == numbers[-1] else _read(self._folder(number), device)
+
+    def load_newest(self, *, device: str | None = None) -> tuple[list[Version], Classifier]:
+        """The version in use, and all versions at that moment.
+
+        Another process may replace and remove it while it is read; then the one that is in use by now is read.
+        """
+        versions = self.versions()
+        while True:
+            newest = versions[-1].number
+            try:
+                return versions, _read(self._folder(newest), device)
+            except (InputError, OSError) as error:
+                versions = self.versions()
+                if versions[-1].number != newest:
+                    continue
+                if isinstance(error, InputError) and (way_out := self._way_back(versions, error)):
+                    raise InputError(f"{error}. {way_out}") from error
                 raise
-            raise InputError(f"{error}. {way_out}") from error
 
     def bytes(self, number: int) -> int:
         """Size of a version's files."""
-        return sum(file.stat().st_size for file in self._folder(number).rglob("*") if file.is_file())
+        total = 0
+        for file in self._folder(number).rglob("*"):
+            with suppress(FileNotFoundError):  # another process removes the version
+                total += file.stat().st_size if file.is_file() else 0
+        return total
 
     # ---- changing ---------------------------------------------------------------------------------------------
 
@@ -170,8 +186,13 @@ class ModelFolder:
         versions = history.versions if history else []
         number = history.highest + 1 if history else 1
         self._remove_leftovers(versions)
-        with atomic_folder(self._folder(number)) as temporary:
-            _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
+        try:
+            with atomic_folder(self._folder(number)) as temporary:
+                _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
+        except BaseException:
+            with suppress(OSError):  # it is not empty
+                (self.path / VERSIONS).rmdir()
+            raise
         version = Version(
             number=number,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -246,7 +267,8 @@ class ModelFolder:
         file = self.path / MODEL
         if not file.is_file():
             self.exists()
-            raise InputError(f"there is no model in {self.path}; `morecl learn {self.path} FOLDER` makes one")
+            command = f"morecl learn {shlex.quote(str(self.path))} FOLDER"
+            raise InputError(f"there is no model in {self.path}; `{command}` makes one")
         try:
             return _read_sealed(file, History)
         except NewerFormatError:
@@ -381,6 +403,8 @@ def _read_held(file: Path, sha256: str) -> dict[str, Any]:
         if _sha256(file) != sha256:
             raise InputError(f"{file} is damaged: it is not the file that was saved (its sha256 differs)")
         held = load_file(file)
+    except PermissionError as error:
+        raise InputError(f"{file} may not be read ({error.strerror})") from error
     except (OSError, SafetensorError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -22,9 +22,14 @@ def bench(
         bool, typer.Option("--prediction", help="Measure predictions of MORE and MORE-RP after 5, 20 and 100 tasks.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Takes two minutes on two CPU cores.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this JSON file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=options.expanded, help="Also write the numbers to this JSON file.")
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="With --prediction: draw time against tasks into this .svg or .png file.")
+        Path | None,
+        typer.Option(
+            callback=options.expanded, help="With --prediction: draw time against tasks into this .svg or .png file."
+        ),
     ] = None,
     backbone: options.Backbone = None,
     image_size: Annotated[int | None, typer.Option(help="Input size in pixels. Default: the backbone's.")] = None,

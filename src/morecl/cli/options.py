@@ -19,6 +19,11 @@ def known_method(name: str) -> str:
     return name
 
 
+def expanded(path: Path | None) -> Path | None:
+    """``~`` as the home folder: a shell leaves it as it is in ``--out=~/x``, or in quotes."""
+    return path and path.expanduser()
+
+
 def one_of(kind: str, names: Iterable[str]) -> Callable[[str | None], str | None]:
     """A callback that refuses any other name; typer's own message for an Enum begins with "Value error"."""
     known = tuple(map(str, names))
@@ -51,7 +56,8 @@ Tasks = Annotated[
 TrainPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N training images of each class.")]
 TestPerClass = Annotated[int | None, typer.Option(min=1, help="Use the first N test images of each class.")]
 DataRoot = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets. Default: $MORECL_DATA, else ~/.cache/morecl.")
+    Path | None,
+    typer.Option(callback=expanded, help="Folder of the data sets. Default: $MORECL_DATA, else ~/.cache/morecl."),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 Precision = Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")]

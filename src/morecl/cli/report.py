@@ -41,9 +41,13 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write to this file (.md, .tex, .html) instead of the terminal.")
+        Path | None,
+        typer.Option(callback=options.expanded, help="Write to this file (.md, .tex, .html) instead of the terminal."),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write the figures (SVG and PNG) to this folder.")] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(callback=options.expanded, help="Also write the figures (SVG and PNG) to this folder."),
+    ] = None,
     paper_weights: Annotated[
         list[str] | None,
         typer.Option(

@@ -25,7 +25,10 @@ def run(
     backbone: options.Backbone = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the run. Default: runs/BENCHMARK/METHOD/order-K-seed-S.")
+        Path | None,
+        typer.Option(
+            callback=options.expanded, help="Folder for the run. Default: runs/BENCHMARK/METHOD/order-K-seed-S."
+        ),
     ] = None,
     set_: options.Set = None,
     class_order: options.ClassOrder = "0",
@@ -81,7 +84,9 @@ def run(
     )
 
 
-def resume(folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(callback=options.expanded, help="Folder of an interrupted run.")],
+) -> None:
     """Continue an interrupted run from its last checkpoint."""
     from morecl import run as runs
 
@@ -92,7 +97,9 @@ def resume(folder: Annotated[Path, typer.Argument(help="Folder of an interrupted
 
 
 def rescore(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run made with --keep-checkpoints.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=options.expanded, help="Folder of a run made with --keep-checkpoints.")
+    ],
     method: Annotated[
         str | None, typer.Option(help="A method that uses the same networks (see its page); else the run's own.")
     ] = None,

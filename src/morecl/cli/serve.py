@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from morecl.cli.options import Device
+from morecl.cli.options import Device, expanded
 from morecl.errors import InputError
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
@@ -17,7 +17,7 @@ NEEDED |= {"prometheus_client": "prometheus-client"}
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="Folder of the model; see `morecl learn`.")],
+    model: Annotated[Path, typer.Argument(callback=expanded, help="Folder of the model; see `morecl learn`.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on. Other machines can reach any but a local one.")] = (
         "127.0.0.1"

@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # these import torch
 def suite(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="See `morecl list suites`; or your own .toml file.")],
     jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, each in its own process.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for all runs; suites in the same folder share runs.")] = Path(
-        "runs"
-    ),
+    out: Annotated[
+        Path, typer.Option(callback=options.expanded, help="Folder for all runs; suites in the same folder share runs.")
+    ] = Path("runs"),
     seeds: Annotated[str | None, typer.Option(metavar="0,1,...", help="Replace the suite's seeds.")] = None,
     backbone: options.Backbone = None,
     set_: options.SetForAll = None,
@@ -65,7 +65,7 @@ def tune(
     benchmark: options.Benchmark,
     lr: Annotated[str, typer.Option(metavar="0.001,...", help="Learning rates to try.")],
     epochs: Annotated[str, typer.Option(metavar="5,10,...", help="Numbers of epochs to try.")],
-    out: Annotated[Path, typer.Option(help="Folder for the trials and tune.json.")],
+    out: Annotated[Path, typer.Option(callback=options.expanded, help="Folder for the trials and tune.json.")],
     method: options.Method = "more",
     validation: Annotated[float, typer.Option(help="Share of the training images to hold out.")] = 0.1,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="A trial's score is the mean over these seeds.")] = "0",

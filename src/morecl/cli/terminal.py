@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-import unicodedata
 from typing import NoReturn
 
 from rich.console import Console
+
+from morecl.labels import is_shown
 
 FAILED = 1
 BAD_INPUT = 2
@@ -52,16 +53,9 @@ def error_console() -> Console:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` without what a terminal would obey: names of files may hold anything. ``keep``: signs that stay.
-
-    Spaces of any width stay: macOS has a narrow one in the names of screenshots.
-    """
-
-    def is_shown(sign: str) -> bool:
-        return sign.isprintable() or sign in keep or unicodedata.category(sign) == "Zs"
-
+    """``text`` without what a terminal would obey: names of files may hold anything. ``keep``: signs that stay."""
     valid = text.encode("utf-8", ESCAPED).decode()  # a name may be no valid text
-    return "".join(sign if is_shown(sign) else "\N{REPLACEMENT CHARACTER}" for sign in valid)
+    return "".join(sign if is_shown(sign) or sign in keep else "\N{REPLACEMENT CHARACTER}" for sign in valid)
 
 
 def exit_interrupted(hint: str) -> NoReturn:

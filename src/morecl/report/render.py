@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def svg(figure: Figure, title: str, area: Bbox | None = None) -> str:
     """The figure as SVG, the same bytes every time; with an ``area``, for a file, letters are outlines, else text."""
     options = {"svg.hashsalt": "morecl", "svg.fonttype": "path" if area else "none"}
     buffer = io.StringIO()
-    with rc_context(options):
+    with rc_context(options), warnings.catch_warnings():
+        if not area:  # the browser draws the text, in whatever fonts it has
+            warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         FigureCanvasSVG(figure)
         metadata = {"Date": None, "Creator": None, "Title": title}
         figure.savefig(buffer, format="svg", bbox_inches=area, metadata=metadata)

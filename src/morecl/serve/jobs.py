@@ -46,7 +46,8 @@ class Job:
     seconds_left: float | None = None
     cancelling: bool = False
     error: str | None = None
-    version: int | None = None  # that it made
+    version: int | None = None  # in use after it
+    note: str | None = None  # why it learned nothing, which is no mistake
     lessons: list[dict[str, Any]] = field(default_factory=list)  # morecl.classifier.Lesson
     changes: int = 0  # grows with each change
 
@@ -226,7 +227,8 @@ class Jobs:
             except InputError as error:
                 self._end(job, "failed", error=f"saved, but the new version cannot be loaded: {error}")
                 return
-            self._end(job, "done", version=last.get("version"), lessons=last.get("lessons", []))
+            found = {"version": last.get("version"), "lessons": last.get("lessons", []), "note": last.get("note")}
+            self._end(job, "done", **found)
         elif job.cancelling:
             self._end(job, "cancelled")
         else:

@@ -225,8 +225,7 @@ class Service:
 
     def _read(self) -> Loaded:
         signature = self._signature()
-        versions = self.folder.versions()
-        classifier = self.folder.load(versions[-1].number, device=self._device)
+        versions, classifier = self.folder.load_newest(device=self._device)
         if pictures := classifier.remembered(classifier.classes[0], 1):
             classifier.nearest(pictures, 1)  # computes the features of all pictures now, not at the first request
         return Loaded(versions[-1], versions, classifier, signature)

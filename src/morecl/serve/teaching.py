@@ -75,22 +75,30 @@ def main() -> int:
 
 
 def teach(order: Order, say: Say) -> None:
-    """Teach and commit. ``say`` gets ``{step, share, left}`` on the way and ``{version, lessons}`` at the end.
+    """Teach and commit. ``say`` gets ``{step, share, left}`` on the way and ``{version, lessons}`` at the end; or, if
+    each image was seen before in its class, which is no mistake, the version as it was and a ``note``.
 
     One of these also has ``from``, the number of the version that is taught: from then on nobody else can add one.
     """
     import numpy as np
 
     from morecl.classifier import ModelFolder
-    from morecl.classifier.lesson import taught
+    from morecl.classifier.lesson import NothingNewError, taught
     from morecl.classifier.reading import Decoded
 
     folder = ModelFolder(order.model)
     with _changing(folder, say):
-        say({"step": "loading the model", "from": folder.versions()[-1].number})
+        versions = folder.versions()
+        say({"step": "loading the model", "from": versions[-1].number})
         classifier = folder.load(device=order.device)
         images = Decoded.of(np.load(order.images, allow_pickle=False), order.files)
-        lessons = lesson(classifier, images, order.names, order.more, say)
+        try:
+            lessons = lesson(classifier, images, order.names, order.more, say)
+        except NothingNewError as error:
+            if not error.is_known:
+                raise
+            say({"version": versions[-1].number, "note": f"Nothing new: {error.why}"})
+            return
         say({"step": "saving", "share": 0.97})
         try:
             number = folder.commit(classifier, *taught(lessons))

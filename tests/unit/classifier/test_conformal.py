@@ -44,6 +44,7 @@ def test_the_promise_is_kept() -> None:
 def test_too_few_images_say_what_is_possible() -> None:
     none, few = promise([], 0.95), promise(np.arange(9), 0.95)
     assert none.threshold is None and none.share is None and "no images were held back" in none.why
+    assert none.cause == "no images were held back" and none.why == f"{none.cause}; nothing is called unknown"
     assert few.threshold is None and "with 9 held-back images at least 10.0 %" in few.why
     assert promise(np.arange(9), 0.9).threshold == 8
 

@@ -359,6 +359,24 @@ def test_images_and_labels_that_do_not_belong_together(known: Classifier, tmp_pa
             call(tmp_path / "nowhere")
 
 
+def test_likely_mistakes_are_named(known: Classifier) -> None:
+    picture = Image.fromarray(photos("dog")[0][0])
+    for call in (lambda: known.predict(picture), lambda: known.learn(picture, ["dog"])):
+        with pytest.raises((TypeError, InputError), match=r"for one image give \[image\]"):
+            call()
+    with pytest.raises(TypeError, match=r"for one class give \['ant'\]"):
+        known.accuracy("ant")
+
+
+def test_iterators_are_lists_for_once(known: Classifier) -> None:
+    images, names = photos("ant", count=5)
+    one = known.evaluate(iter(images), iter(names))
+    assert one == known.evaluate(images, names)
+    made = classifier()
+    made.learn(iter(images), names, hold_back=False)
+    assert made.images == [5]
+
+
 def test_a_budget_of_minutes() -> None:
     made = classifier()
     events: list[EpochDone] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from morecl.classifier.capacity import tasks_left
@@ -26,6 +28,8 @@ def test_a_budget_decides_the_epochs() -> None:
     assert within(wanted, 1000, minutes=1, images_per_second=100, overhead=10).epochs == 5
     assert within(wanted, 1000, minutes=0.01, images_per_second=100, overhead=10).epochs == 1
     assert within(wanted, 10, minutes=60, images_per_second=100, overhead=0).epochs == 40
+    for endless in (math.inf, 1e308):
+        assert within(wanted, 10, minutes=endless, images_per_second=100, overhead=0).epochs == 40
 
 
 def test_tasks_that_fit() -> None:

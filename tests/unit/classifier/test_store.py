@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 
 import morecl
 import tiny
+from morecl import checkpoint
 from morecl.catalogue import SHIPPED
-from morecl.classifier import Classifier, ModelFolder
+from morecl.classifier import Classifier, ModelFolder, store
 from morecl.classifier.store import DETAILS, HELD, MODEL, VERSIONS
 from morecl.errors import InputError
 from morecl.files import sealed, write_json
@@ -171,6 +172,60 @@ def test_without_a_whole_version_nobody_is_sent_back(first: Classifier, model: M
     with pytest.raises(InputError, match=r"versions/2/classifier\.json") as caught:
         model.load()
     assert "undo" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, InputError])
+def test_a_version_that_is_removed_while_it_is_read_is_no_error(
+    error: type[Exception], first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process undoes it: the one before is read, and nobody is told to undo once more."""
+    model.commit(first, "rename", "k0 to k0")
+    read, tried = store._read, []
+
+    def reading(folder: Path, device: str | None) -> Classifier:
+        tried.append(folder.name)
+        if folder.name == "2":
+            model.undo()
+            raise error("gone")
+        return read(folder, device)
+
+    monkeypatch.setattr(store, "_read", reading)
+    versions, opened = model.load_newest()
+    assert tried == ["2", "1"] and [version.number for version in versions] == [1]
+    assert opened.classes == first.classes
+    model.commit(first, "rename", "k0 to k0")
+    assert model.load().classes == first.classes  # version 3
+    with pytest.raises(InputError, match="has no version 2; it has 1, 3"):
+        model.load(2)
+
+
+def test_a_first_version_that_cannot_be_saved_leaves_nothing(
+    first: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_write", full)
+    folder = ModelFolder(tmp_path / "deep" / "model")
+    with pytest.raises(OSError, match="No space left"), folder.changing():
+        folder.commit(first, "learn")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(model: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    for module in (checkpoint, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_sha256", locked)
+            with pytest.raises(InputError, match=r"safetensors may not be read \(Permission denied\)$"):
+                model.load()
+
+
+def test_commands_that_are_named_can_be_typed_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"`morecl learn '.*/my model' FOLDER` makes one"):
+        ModelFolder(tmp_path / "my model").versions()
 
 
 def test_old_versions_go(first: Classifier, model: ModelFolder) -> None:

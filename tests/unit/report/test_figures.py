@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from morecl.records import Record
 from morecl.report import plots
@@ -176,3 +177,10 @@ def test_dollar_signs_in_names_are_not_mathematics() -> None:
     record = make_record("a$\\frac$b_{", "folder:$x_{", tasks=2)
     for drawing in drawings([record]):
         assert svg(titled(drawing)[0], drawing.title)
+
+
+@pytest.mark.filterwarnings("error")
+def test_words_that_the_browser_draws_need_no_font_here() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "\u732b")  # a cat
+    assert "\u732b" in svg(figure, "cats")

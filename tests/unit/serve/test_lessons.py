@@ -156,7 +156,7 @@ def test_new_classes_are_learned_though_nothing_of_the_known_ones_is_new(serve: 
     assert lesson["notes"] == [f"nothing new of {CLASSES[0]!r}: every image was seen before"]
     assert ModelFolder(model).versions()[-1].what == "'green frog'"
     again = ended(client, teach(client, seen, name=CLASSES[0], more="true"))
-    assert again["state"] == "failed" and "every image was seen before" in again["error"]
+    assert again["state"] == "done" and again["note"] == "Nothing new: every image was seen before"
 
 
 def test_a_lesson_reports_and_can_be_cancelled(serve: Serve, tmp_path: Path, model: Path) -> None:
@@ -238,6 +238,18 @@ def test_a_change_that_cannot_be_saved_says_why(serve: Serve, model: Path, monke
         response = client.post("/rename", files=form(old=CLASSES[0], new="x"))
     assert response.status_code == 500 and "No space left on device" in response.json()["error"]
     assert client.post("/rename", files=form(old=CLASSES[0], new="x")).status_code == 200  # it waits for nobody
+
+
+def test_to_teach_the_same_images_again_is_no_mistake(serve: Serve, model: Path) -> None:
+    _, client = serve(QUICK)
+    images = pictures(NEW, 30)
+    assert ended(client, teach(client, images))["version"] == 3
+    done = ended(client, teach(client, images, **FORM, more="true"))
+    assert (done["state"], done["version"], done["lessons"]) == ("done", 3, [])
+    assert done["note"] == "Nothing new: every image was seen before"
+    assert [version.number for version in ModelFolder(model).versions()] == [1, 2, 3]
+    failed = ended(client, teach(client, images, name=CLASSES[0], more="true"))  # as another class it is one
+    assert failed["state"] == "failed" and failed["note"] is None
 
 
 def test_a_class_is_forgotten_only_if_that_is_confirmed(serve: Serve, model: Path) -> None:

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from morecl.cli import options
 from morecl.cli.terminal import error_console, printable
 from morecl.errors import InputError
 
@@ -28,7 +29,9 @@ NAMED = 5  # unreadable images that are named one by one
 NAME_WIDTH, NUMBER_WIDTH = 6, 4  # columns of a table, at least
 GLUE = "\ue000"  # in place of a space at which no line ends; never part of a text
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.", show_default=False)]
+Model = Annotated[
+    Path, typer.Argument(callback=options.expanded, metavar="MODEL", help="Folder of the model.", show_default=False)
+]
 Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 
@@ -101,7 +104,7 @@ def out_of_memory_explained(advice: str) -> Iterator[None]:
 def promise_lines(promise: Promise) -> list[str]:
     """What the threshold promises, what it does not, and what is possible where it cannot be set."""
     if promise.threshold is None:
-        lines = [f'No image is called "unknown": {promise.why.removesuffix("; nothing is called unknown")}.']
+        lines = [f'No image is called "unknown": {promise.cause}.']
         if possible := best_accept(promise.images):
             way = f"`morecl predict --accept {possible:g}`"
             lines.append(f"Possible: {way}, or more images per class; a fifth of them is held back.")

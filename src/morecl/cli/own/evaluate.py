@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from morecl.cli import options
 from morecl.cli.own.common import (
     Accept,
     Device,
@@ -24,7 +25,7 @@ from morecl.cli.own.common import (
     say,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.cli.terminal import FAILED, exit_interrupted, output_console, printable
 from morecl.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,12 +39,15 @@ def evaluate(
     folder: Annotated[
         Path,
         typer.Argument(
+            callback=options.expanded,
             metavar="FOLDER",
             help="Images, one sub-folder per class; classes it was never taught should be unknown.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Also write tables and figures to this HTML file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=options.expanded, help="Also write tables and figures to this HTML file.")
+    ] = None,
     accept: Accept = 0.95,
     device: Device = None,
 ) -> None:
@@ -58,8 +62,7 @@ def evaluate(
     store = existing(model)
     if out:
         check_target(out, "evaluation.html")
-    path = folder.expanduser()
-    files, names = labelled_files(path, "test")
+    files, names = labelled_files(folder, "test")
     console = output_console()
     try:
         with out_of_memory_explained("use --device cpu, or close other programs"):
@@ -78,13 +81,13 @@ def evaluate(
             )
     name_unreadable(found.unreadable)
     if not found.classes:
-        raise InputError(f"no image in {path} could be read")
+        raise InputError(f"no image in {folder} could be read")
     show_evaluation(console, found)
     if out:
         from morecl.classifier.page import html
 
-        write_text(out, html(found, model.resolve().name, path.resolve().name))
-        console.print(f"page: {out}", markup=False, highlight=False, soft_wrap=True)
+        write_text(out, html(found, model.resolve().name, folder.resolve().name))
+        console.print(f"page: {printable(str(out))}", markup=False, highlight=False, soft_wrap=True)
     if found.unreadable:
         raise SystemExit(FAILED)
 
@@ -96,7 +99,7 @@ def show_evaluation(console: Console, found: Evaluation) -> None:
     foreign = [each for each in found.classes if not each.known]
     for each in [*taught, *foreign][:ROWS]:
         right = percent(each.accuracy) if each.known else Text("never taught", style="yellow")
-        table.add_row(Text(each.name), f"{each.images:,}", right, percent(each.rejected))
+        table.add_row(Text(printable(each.name)), f"{each.images:,}", right, percent(each.rejected))
     if (more := len(found.classes) - ROWS) > 0:
         table.add_row(Text(f"and {more} more", style="dim"))
     console.print(table)

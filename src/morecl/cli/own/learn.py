@@ -47,10 +47,19 @@ KEEP = 5  # versions
 
 def learn(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it is not there.", show_default=False)
+        Path,
+        typer.Argument(
+            callback=options.expanded,
+            metavar="MODEL",
+            help="Folder of the model; made if it is not there.",
+            show_default=False,
+        ),
     ],
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Images, one sub-folder per class.", show_default=False)
+        Path,
+        typer.Argument(
+            callback=options.expanded, metavar="FOLDER", help="Images, one sub-folder per class.", show_default=False
+        ),
     ],
     more: Annotated[bool, typer.Option("--more", help="Also take in further images of classes it knows.")] = False,
     all_: Annotated[
@@ -88,7 +97,7 @@ def learn(
     _check_choices(store, is_new, choices)
     if is_new and more:
         raise InputError(f"there is no model in {model} yet; --more is for classes that a model knows")
-    files, names = labelled_files(folder.expanduser())
+    files, names = labelled_files(folder)
     console = output_console()
     teacher = _Teacher(store, folder, console, hold_back=not all_, minutes=minutes, keep=keep)
     try:

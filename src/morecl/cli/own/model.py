@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from morecl.cli import options
 from morecl.cli.own.common import (
     Accept,
     Model,
@@ -113,7 +115,7 @@ def history(model: Model) -> None:
     show_history(console, versions, [store.bytes(version.number) for version in versions])
     if len(versions) > 1:
         console.print(
-            f"`morecl undo {model}` goes back to version {versions[-2].number}.",
+            f"`morecl undo {shlex.quote(str(model))}` goes back to version {versions[-2].number}.",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -184,25 +186,38 @@ def forget(
     from morecl.classifier import changes
 
     store = existing(model)
+    if not yes:
+        _confirm_forgetting(store, name)
     with _changed(store) as (_, classifier):
-        if not yes:
-            warning = changes.end_of_unknown(classifier, name)
-            if sys.stdin is None or not sys.stdin.isatty():
-                found = f", and {warning}" if warning else ""
-                raise InputError(f"forgetting {name!r} cannot be undone{found}; confirm it with --yes")
-            if warning:
-                error_line(f"{warning[0].upper()}{warning[1:]}.")
-            if not typer.confirm(f"Forget {name!r} for good, and {changes.to_be_removed(store)} with it?"):
-                print("nothing has changed")
-                raise SystemExit(FAILED)
         said = changes.forget(store, classifier, name)
     print(said)
     _show_promise(classifier.promise())
 
 
+def _confirm_forgetting(store: ModelFolder, name: str) -> None:
+    """Ask. Meanwhile others may change the model."""
+    from morecl.classifier import changes
+
+    warning = changes.end_of_unknown(store.load(device="cpu"), name)
+    if sys.stdin is None or not sys.stdin.isatty():
+        found = f", and {warning}" if warning else ""
+        raise InputError(f"forgetting {name!r} cannot be undone{found}; confirm it with --yes")
+    if warning:
+        error_line(f"{warning[0].upper()}{warning[1:]}.")
+    try:
+        agreed = typer.confirm(f"Forget {name!r} for good, and {changes.to_be_removed(store)} with it?")
+    except typer.Abort:  # ctrl-C, or the end of the input
+        exit_interrupted("nothing has changed")
+    if not agreed:
+        print("nothing has changed")
+        raise SystemExit(FAILED)
+
+
 def export(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="File to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(callback=options.expanded, metavar="OUT.onnx", help="File to write.", show_default=False)
+    ],
     accept: Accept = 0.95,
 ) -> None:
     """Write a model as ONNX file, for use without torch.

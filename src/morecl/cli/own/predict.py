@@ -87,14 +87,13 @@ def predict(
     broken = 0
     try:
         with out_of_memory_explained("use --device cpu, or close other programs"), ExitStack() as stack:
-            version = store.versions()[-1].number
-            classifier = store.load(version, device="cpu" if ray else device)
+            versions, classifier = store.load_newest(device="cpu" if ray else device)
             promise = classifier.promise(accept)
             if promise.threshold is None:
                 for line in promise_lines(promise):
                     error_line(line)
             if ray:
-                saved, learner = (store.path, version), classifier.learner
+                saved, learner = (store.path, versions[-1].number), classifier.learner
                 found = _answers_on_ray(ray, saved, learner, paths, device, top=named, accept=accept)
                 answers: Iterable[Answer] = stack.enter_context(closing(found))
             else:

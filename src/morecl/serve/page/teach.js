@@ -106,7 +106,7 @@ const left = seconds => seconds === null ? "" : seconds < 90 ? `, ${Math.ceil(se
 const few = texts => texts.slice(0, NAMED).join("; ") + (texts.length > NAMED ? `; and ${texts.length - NAMED} more` : "");
 
 function result(job) {
-  const words = [];
+  const words = job.note === null ? [] : [`${job.note}.`];
   for (const lesson of job.lessons) {
     const names = Object.keys(lesson.classes).join(", ");
     if (lesson.accuracy !== null) words.push(`${names}: ${points(lesson.accuracy)} right on images held back.`);
