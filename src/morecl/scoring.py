@@ -26,7 +26,8 @@ from morecl.task import TaskData
 if TYPE_CHECKING:
     from morecl.methods.base import Learner
 
-Heads = Callable[[], Sequence[Callable[[Tensor], Tensor]]]  # one head per network: features (N, D) -> logits (N, C_k)
+# The heads of a learner, one per network: features (N, D) -> logits (N, C_k)
+HeadsOf = Callable[[], Sequence[Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class Rule(nn.Module, ABC):
 class MaximumSoftmax(Rule):
     """The softmax outputs of every head side by side; how well an image is known is their maximum."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, heads: HeadsOf):
         super().__init__()
         self._heads = heads
 

@@ -51,7 +51,7 @@ from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.nn.network import Norms
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import Heads, LearnedTask, Output, Rule
+from morecl.scoring import HeadsOf, LearnedTask, Output, Rule
 from morecl.training import ProtectedSGD
 
 MIN_SCALE = 0.01  # of the mean of largest logits
@@ -108,7 +108,7 @@ class TplRule(Rule):
 
     def __init__(
         self,
-        heads: Heads,
+        heads: HeadsOf,
         dim: int,
         *,
         temperature: float,
