@@ -60,9 +60,7 @@ CHECKED_IMAGES = 32  # of each learned task, whose features and scores must be f
 SECONDS = ("train", "back_update")
 ENTRIES = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
 
-# Settings with these roles do not change what is trained.
-SCORING: Role = "scoring"
-MACHINE: tuple[Role, ...] = ("machine", "weights")
+NOT_TRAINED: tuple[Role, ...] = ("scoring", "machine", "weights")  # roles of settings that do not affect training
 
 
 class Learner(BetweenTasks, ABC):
@@ -330,13 +328,13 @@ class Learner(BetweenTasks, ABC):
         Settings of scoring are taken over from ``trained`` only if it is of the same method.
         """
         taken = trained.config.model_dump()
-        scoring = type(trained.config).with_role(SCORING) if cls.name != trained.name else frozenset[str]()
+        scoring = type(trained.config).with_role("scoring") if cls.name != trained.name else frozenset[str]()
         kept = (cls.Config.model_fields.keys() & taken.keys()) - scoring
         return cls.Config.parse({key: taken[key] for key in kept} | dict(settings))
 
     @classmethod
     def _refuse_other_training(cls, trained: LearnerConfig, config: LearnerConfig) -> None:
-        free = cls.Config.with_role(SCORING, *MACHINE) | type(trained).with_role(SCORING, *MACHINE)
+        free = cls.Config.with_role(*NOT_TRAINED) | type(trained).with_role(*NOT_TRAINED)
         one, other = trained.model_dump(), config.model_dump()
         if differing := sorted(key for key in (one.keys() | other.keys()) - free if one.get(key) != other.get(key)):
             values = ", ".join(f"{key}={other.get(key)!r} instead of {one.get(key)!r}" for key in differing)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from morecl.config import LearnerConfig, Role, SgdConfig
+from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import DivergedError, InputError
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
@@ -23,7 +23,6 @@ from morecl.progress import Listener, silent
 from morecl.random import generator
 from morecl.task import TaskData, check_label, read_task, refuse_unknown, task_data
 
-SCORING: Role = "scoring"
 State = dict[str, Tensor]
 # Settings that every learner keeps for life: they decide on its networks, its random draws or the machine it is on.
 FOR_LIFE = frozenset({*LearnerConfig.model_fields, "bottleneck"})
@@ -150,7 +149,7 @@ class BetweenTasks(TrainingTools):
         config = self.Config.parse(self.config.model_dump() | settings)
         self.Config.refuse_idle(self.name, settings, self.config.model_dump())
         differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]
-        scoring = self.Config.with_role(SCORING)
+        scoring = self.Config.with_role("scoring")
         for key in differing:
             if key in FOR_LIFE | scoring:
                 reason = "how answers are made" if key in scoring else "what the networks are and where they run"
