@@ -88,11 +88,8 @@ class Ranpac(SingleHeadLearner):
         if task.index:
             return
 
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
         with self._clock("train"):
-            self._fit_rows(loss, self.prepare(task.images), [task.columns], task=task, listener=listener)
+            self._fit_rows(self._cross_entropy, self.prepare(task.images), [task.columns], task=task, listener=listener)
 
     def _grow(self, classes: int) -> None:
         """The head serves the first task alone."""
