@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from morecl.symmetric import packed, unpacked
+
 NULL = 1e-9  # eigenvalues below this fraction of the largest are rounding errors of features, not variance
 AT_ONCE = 2**22  # numbers in the differences that are held at once: 32 MiB
 MIN_DISTANCE = 1e-6  # or an image equal to a class mean would have an infinite coefficient
@@ -106,21 +108,6 @@ def shrinkage(g: Gaussians, shrink_below: float = 1.0) -> Tensor:
 
 def _enough(g: Gaussians, shrink_below: float) -> bool:
     return g.samples - g.means.shape[0] >= shrink_below * g.covariance.shape[0]
-
-
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric (D, D), row after row: (D (D + 1) / 2,)."""
-    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[row, column]
-
-
-def unpacked(triangle: Tensor, side: int) -> Tensor:
-    """The symmetric (``side``, ``side``) of :func:`packed`."""
-    matrix = triangle.new_zeros(side, side)
-    row, column = torch.triu_indices(side, side, device=triangle.device)
-    matrix[row, column] = triangle
-    matrix[column, row] = triangle
-    return matrix
 
 
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from morecl.symmetric import packed, unpacked
+
 STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
 LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
@@ -321,17 +323,3 @@ def held_out_errors_in_chunks(
         for i, r in enumerate(strengths):
             errors[i] += float((left @ (right / (values + r)[:, None]) - y).square().sum())
     return errors
-
-
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric (m, m), row after row: (m (m + 1) / 2,)."""
-    return torch.cat([row[i:] for i, row in enumerate(matrix.unbind())])
-
-
-def unpacked(triangle: Tensor, width: int) -> Tensor:
-    """The symmetric (m, m) of :func:`packed`."""
-    matrix = triangle.new_zeros(width, width)
-    for i, row in enumerate(triangle.split(list(range(width, 0, -1)))):
-        matrix[i, i:] = row
-    upper = matrix.triu(1)
-    return matrix + upper.mT

@@ -18,6 +18,7 @@ from morecl.methods.more import More, _balanced
 from morecl.methods.morerp import Morerp
 from morecl.random import generator
 from morecl.ridge import STRENGTHS
+from morecl.symmetric import unpacked
 
 TASKS = [tiny.task([0, 1], ["a", "b"], 9), tiny.task([2, 3, 4], ["c", "d", "e"], 6), tiny.task([5], ["f"], 1)]
 MORE = {"b": tiny.pictures(1, 5, draw=3), "c": tiny.pictures(2, 1, draw=3), "f": tiny.pictures(5, 4, draw=3)}
@@ -42,7 +43,7 @@ def test_gaussians_of_all_images_at_once(classes: int) -> None:
     assert first.samples == len(targets) and counts.tolist() == np.bincount(targets).tolist()
     for c in range(classes):
         own = features[targets == c] - features[targets == c].mean(0)
-        np.testing.assert_allclose(gaussian.unpacked(spread[c], 7).numpy(), own.T @ own, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(unpacked(spread[c], 7).numpy(), own.T @ own, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["more", "morerp"])
@@ -81,7 +82,7 @@ def test_the_ridge_is_that_of_all_images() -> None:
     columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
     assert learner.rule.counts.tolist() == np.bincount(columns).tolist()
     gram, cross = phi.T @ phi, phi.T @ np.eye(6)[columns]
-    np.testing.assert_allclose(gaussian.unpacked(ridge.gram, ridge.width).numpy(), gram, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(unpacked(ridge.gram, ridge.width).numpy(), gram, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(ridge.cross.numpy(), cross, rtol=1e-9, atol=1e-9)
     r = STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
     expected = np.linalg.solve(gram + r * np.eye(len(gram)), cross)
@@ -118,7 +119,7 @@ def test_further_images_of_a_class_for_which_images_in_memory_stand_in() -> None
     learner.add_examples(*new)
     phi = rule.ridge.random_features(learner.embed(learner.prepare(new[0]), "patches 1")).double()
     assert torch.allclose(rule.ridge.cross - cross, phi.T @ torch.eye(4).double()[new[1]], atol=1e-9)
-    added = gaussian.unpacked(rule.ridge.gram - gram, 60)
+    added = unpacked(rule.ridge.gram - gram, 60)
     assert torch.allclose(added, phi.T @ phi, atol=1e-7)
     assert rule.counts.tolist() == [11, 8, 11, 8]
     assert rule.mixed.tolist() == [True, False, False, False]

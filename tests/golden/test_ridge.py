@@ -9,16 +9,8 @@ import pytest
 import torch
 
 from morecl.random import generator
-from morecl.ridge import (
-    STRENGTHS,
-    Ridge,
-    best_sharpness,
-    descend,
-    held_out_errors,
-    held_out_errors_in_chunks,
-    packed,
-    unpacked,
-)
+from morecl.ridge import STRENGTHS, Ridge, best_sharpness, descend, held_out_errors, held_out_errors_in_chunks
+from morecl.symmetric import packed, unpacked
 
 DIM, WIDTH = 6, 40
 
@@ -232,13 +224,6 @@ def loaded(made: Ridge, classes: int) -> Ridge:
     again = ridge(classes, made.forgets)
     again.load_state_dict(made.state_dict())
     return again
-
-
-def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:
-    matrix = torch.randn(7, 7, dtype=torch.float64)
-    matrix = matrix + matrix.mT
-    assert packed(matrix).shape == (28,)
-    assert torch.equal(unpacked(packed(matrix), 7), matrix)
 
 
 @pytest.mark.parametrize("count", [20, 90])  # fewer and more images than random features
