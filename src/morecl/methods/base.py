@@ -139,8 +139,8 @@ class Learner(BetweenTasks, ABC):
         return torch.cat([self.embed(tokens.take(mine), network) for network, mine in wanted if len(mine)])
 
     def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
-        """What answers for ``count`` images, uint8 (N, H, W, 3) on the device, and never waits for the device, so that
-        it can be captured (:class:`morecl.nn.capture.CapturedStep`). ``None``: there is no such way."""
+        """A function that answers for ``count`` images (uint8, on the device) without synchronising with the device, so
+        that it can be captured as a CUDA graph; ``None`` if the method has none."""
         return None
 
     def entries(self) -> dict[str, int]:
