@@ -237,11 +237,11 @@ class Learner(BetweenTasks, ABC):
         """Scores of the images whose ``features`` these are."""
         return self.rule.answer(features)
 
-    def output(self, images: ImageArray, *, few: bool = True) -> Output:
-        """Scores of images (N, H, W, 3), on any device. ``few``: see :class:`Features`."""
-        run = self._for_few(filled_up(len(images))) if few and self._replays(len(images)) else None
+    def output(self, images: ImageArray, *, one_pass: bool = True) -> Output:
+        """Scores of images (N, H, W, 3), on any device. ``one_pass``: see :class:`Features`."""
+        run = self._for_few(filled_up(len(images))) if one_pass and self._replays(len(images)) else None
         if run is None:
-            return self.answer(Features(self, self.prepare(images), few=few))
+            return self.answer(Features(self, self.prepare(images), one_pass=one_pass))
         replayed = self._derived.setdefault("replayed", Replayed(self.device))
         return Output.unpacked(replayed(lambda x: run(x).packed(), images))
 
@@ -383,7 +383,7 @@ class Learner(BetweenTasks, ABC):
         if not self.checked_images:
             return
         index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
-        output = self.answer(Features(self, self.prepare(task.images[index]), few=False))
+        output = self.answer(Features(self, self.prepare(task.images[index]), one_pass=False))
         require_finite(task.index, vars(output).values())
 
     def _chunks(self, images: Any, on_error: OnError = "raise") -> Iterator[Chunk]:
@@ -393,7 +393,7 @@ class Learner(BetweenTasks, ABC):
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
         for chunk in self._chunks(images, on_error):
-            yield chunk, self.output(chunk.images, few=not chunk.first)
+            yield chunk, self.output(chunk.images, one_pass=chunk.first == 0)
 
     def _replays(self, count: int) -> bool:
         """Whether answers for so many images may come from a CUDA graph; not while anything changes or is observed."""
