@@ -17,7 +17,7 @@ from morecl.methods import more as module
 from morecl.methods.more import More, _balanced
 from morecl.methods.morerp import Morerp
 from morecl.random import generator
-from morecl.ridge import STRENGTHS
+from morecl.ridge import RELATIVE_STRENGTHS
 from morecl.symmetric import unpacked
 
 TASKS = [tiny.task([0, 1], ["a", "b"], 9), tiny.task([2, 3, 4], ["c", "d", "e"], 6), tiny.task([5], ["f"], 1)]
@@ -84,7 +84,7 @@ def test_the_ridge_is_that_of_all_images() -> None:
     gram, cross = phi.T @ phi, phi.T @ np.eye(6)[columns]
     np.testing.assert_allclose(unpacked(ridge.gram, ridge.width).numpy(), gram, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(ridge.cross.numpy(), cross, rtol=1e-9, atol=1e-9)
-    r = STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
+    r = RELATIVE_STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
     expected = np.linalg.solve(gram + r * np.eye(len(gram)), cross)
     assert np.abs(ridge.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
@@ -99,7 +99,7 @@ def test_the_kernel_classifier_is_that_of_all_images() -> None:
     a = (z / ridge.scale).half().double().numpy()
     columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
     kernel = np.exp(-((a[:, None] - a[None]) ** 2).mean(-1))
-    strength = kernel_ridge.STRENGTHS[int(ridge.place)]
+    strength = kernel_ridge.KERNEL_STRENGTHS[int(ridge.place)]
     expected = np.linalg.solve(kernel + strength * np.eye(len(a)), np.eye(6)[columns])
     assert np.abs(ridge.dual.numpy() - expected).max() <= 1e-5 * np.abs(expected).max()
 

@@ -167,7 +167,7 @@ class Heads(NamedTuple):
 
     def rows_at_once(self) -> int:
         """Images for which :meth:`MoreRule._of_tasks` may be called, so that it does not take too much memory."""
-        return max(1, gaussian.AT_ONCE // max(1, self.means[0].numel()))
+        return max(1, gaussian.NUMBERS_AT_ONCE // max(1, self.means[0].numel()))
 
     def in_columns(self, values: Tensor, other: float) -> Tensor:
         """From classes (N, G, M) to columns (N, C); ``other`` for those of other tasks."""
