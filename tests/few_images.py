@@ -85,7 +85,7 @@ def taught(kind: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
 
 
 def usual(learner: Any, x: np.ndarray) -> Output:
-    return learner.answer(Features(learner, learner.prepare(x), few=False))
+    return learner.answer(Features(learner, learner.prepare(x), one_pass=False))
 
 
 def of_few(learner: Any, x: np.ndarray) -> Output:

@@ -58,7 +58,11 @@ class Evaluator:
 
     @property
     def learner(self) -> Learner:
-        """The learner that is measured. Another one may take over whose networks of the same name are the same."""
+        """The learner that is measured.
+
+        It may be replaced by a learner whose networks of the same names give the same features; rescoring does so after
+        each task.
+        """
         return self._learner
 
     @learner.setter

@@ -126,7 +126,7 @@ def difference(learner: Learner, images: ImageArray, answers: dict[str, Any]) ->
     asked one task as well as another, all may.
     """
     with torch.no_grad():
-        features = Features(learner, Tokens(learner.network, _normalisation(learner), images), few=False)
+        features = Features(learner, Tokens(learner.network, _normalisation(learner), images), one_pass=False)
         output = learner.answer(features)
         decided = _decided(learner.rule, features).numpy()
     wanted, known = output.scores.numpy(), output.known.numpy()

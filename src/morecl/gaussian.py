@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from morecl.symmetric import packed, unpacked
+
 NULL = 1e-9  # eigenvalues below this fraction of the largest are rounding errors of features, not variance
-AT_ONCE = 2**22  # numbers in the differences that are held at once: 32 MiB
+NUMBERS_AT_ONCE = 2**22  # in the differences that are held at once, float64: 32 MiB
 MIN_DISTANCE = 1e-6  # or an image equal to a class mean would have an infinite coefficient
 
 
@@ -108,28 +110,13 @@ def _enough(g: Gaussians, shrink_below: float) -> bool:
     return g.samples - g.means.shape[0] >= shrink_below * g.covariance.shape[0]
 
 
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric (D, D), row after row: (D (D + 1) / 2,)."""
-    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[row, column]
-
-
-def unpacked(triangle: Tensor, side: int) -> Tensor:
-    """The symmetric (``side``, ``side``) of :func:`packed`."""
-    matrix = triangle.new_zeros(side, side)
-    row, column = torch.triu_indices(side, side, device=triangle.device)
-    matrix[row, column] = triangle
-    matrix[column, row] = triangle
-    return matrix
-
-
 def mahalanobis(features: Tensor, means: Tensor, precision: Tensor) -> Tensor:
     """Distance (not squared) of each feature to each mean: (N, D), (C, D), (D, D) -> (N, C).
 
     sqrt((z - mu)^T P (z - mu)), computed from the differences: expanding the square would lose small distances to
     rounding. Images are processed in chunks to bound memory: the differences of all of them would be (N, C, D).
     """
-    rows = max(1, AT_ONCE // means.numel()) if means.numel() else 1
+    rows = max(1, NUMBERS_AT_ONCE // means.numel()) if means.numel() else 1
     parts = [features.new_empty(0, len(means), dtype=torch.float64)]
     for some in features.double().split(rows):
         difference = some[:, None, :] - means[None]  # (n, C, D)

@@ -33,12 +33,12 @@ from morecl.random import generator
 from morecl.ridge import LEFT_OUT, best_sharpness, descend, spread
 from morecl.triangle import Triangle
 
-STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # k(a, a) is 1
+KERNEL_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # in units of k(a, a), which is 1
 EXACT = 8192  # images up to which everything is computed in float64
 LIGHT = 4.0  # weight up to which float32 will do for more images
 CHUNK = 4096  # images whose distances to all others are held at once
 NO_CLASS = -1  # column of an image whose class was forgotten
-SAME = 0.999  # kernel of two features of one picture, at least: they differ by rounding, k(a, a) is 1
+SAME_ABOVE = 0.999  # kernel of two features: above, they are of one picture and differ by rounding; k(a, a) is 1
 
 
 class Solved(NamedTuple):
@@ -84,7 +84,7 @@ class KernelRidge(nn.Module):
         self.register_buffer("columns", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("weights", torch.zeros(0))
         self.register_buffer("dual", torch.zeros(0, 0))
-        self.register_buffer("place", torch.tensor(STRENGTHS.index(0.1)))  # of the strength chosen last
+        self.register_buffer("place", torch.tensor(KERNEL_STRENGTHS.index(0.1)))  # of the strength chosen last
         self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
 
     def __len__(self) -> int:
@@ -131,7 +131,8 @@ class KernelRidge(nn.Module):
         """Let go of forgotten images that come again, (N, D): no image is an example of a class and of none."""
         forgotten = (self.columns == NO_CLASS).nonzero()[:, 0]
         again = [
-            (gaussian_kernel(part, scaled) > SAME).any(1) for part in self.features[forgotten].float().split(CHUNK)
+            (gaussian_kernel(part, scaled) > SAME_ABOVE).any(1)
+            for part in self.features[forgotten].float().split(CHUNK)
         ]
         if again:
             kept = torch.ones(len(self), dtype=torch.bool, device=self.columns.device)
@@ -181,7 +182,7 @@ class KernelRidge(nn.Module):
         rows = order[self.columns[order] != NO_CLASS][:LEFT_OUT].sort().values
 
         def attempt(place: int) -> tuple[tuple[float, float], Chosen]:
-            solved = self._solved(STRENGTHS[place], onehot, rows)
+            solved = self._solved(KERNEL_STRENGTHS[place], onehot, rows)
             if not len(rows):
                 return (0.0, 0.0), Chosen(solved.dual, float(self.sharpness))
             outputs = solved.outputs if without is None else solved.outputs.masked_fill(without, -torch.inf)
@@ -189,7 +190,7 @@ class KernelRidge(nn.Module):
             squares = float((solved.outputs - onehot[rows]).square().sum())
             return (loss, squares), Chosen(solved.dual, sharpness)  # squares: for classes so far apart that loss is 0
 
-        place, best = descend(attempt, int(self.place), len(STRENGTHS))
+        place, best = descend(attempt, int(self.place), len(KERNEL_STRENGTHS))
         self.place.fill_(place)
         self.dual = best.dual.float().contiguous()  # the layout changes the rounding of outputs
         self.sharpness.fill_(best.sharpness)

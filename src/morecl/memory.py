@@ -26,8 +26,7 @@ class ReplayMemory:
 
     - :meth:`update`: balanced, ``size // classes seen`` images of each class, drawn at random without replacement;
     - :meth:`update_ranked`: balanced, the first images of an order that the method gives (:func:`herding`);
-    - :meth:`offer`: reservoir, each image of the stream is in the memory with the same probability;
-    - :meth:`replace`: the method decides by itself;
+    - :meth:`replace`: the method decides by itself; DER++'s reservoir is a :class:`LogitReservoir`;
     - :meth:`keep`: everything is kept, whatever ``size``. Too many images for memory stay where they are: ``images``
       is then a :class:`Pictures`, else an array.
 
@@ -46,7 +45,7 @@ class ReplayMemory:
         self.images: AnyImages = np.empty((0, side, side, 3), np.uint8)
         self.columns: Columns = np.empty(0, np.int64)  # position of the class in `classes`
         self.extras: dict[str, Extra] = {}  # name -> one row per image
-        self.seen = 0  # images offered to the reservoir so far
+        self.seen = 0  # images that a reservoir has been offered so far
         self._classes = classes
         self._side = side
 
@@ -64,14 +63,12 @@ class ReplayMemory:
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
-    def update(self, images: AnyImages, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
+    def update(self, images: AnyImages, columns: Columns, generator: torch.Generator) -> None:
         """Add a learned task: ``images`` (N, H, W, 3) of the new classes ``columns`` (N,)."""
         order = torch.randperm(len(columns), generator=generator).numpy()
-        self.update_ranked(images, columns, order, generator, **extras)
+        self.update_ranked(images, columns, order, generator)
 
-    def update_ranked(
-        self, images: AnyImages, columns: Columns, order: Columns, generator: torch.Generator, **extras: Extra
-    ) -> None:
+    def update_ranked(self, images: AnyImages, columns: Columns, order: Columns, generator: torch.Generator) -> None:
         """As :meth:`update`, but of each class the images that come first in ``order`` (indices into ``images``).
 
         The stored images of a class stay in that order, so an older class is cut from its end.
@@ -81,7 +78,9 @@ class ReplayMemory:
         kept = [np.flatnonzero(self.columns == c)[:quota] for c in np.unique(self.columns) if c in holders]
         drawn = [order[columns[order] == c][:quota] for c in np.unique(columns) if c in holders]
         old, new = (np.concatenate([*parts, np.empty(0, np.int64)]) for parts in (kept, drawn))
-        self._store(old, images[new], columns[new], {name: value[new] for name, value in extras.items()})
+        drawn_images = np.asarray(images[new])
+        self.images = _joined(self.images[old], drawn_images, self._side) if len(old) else drawn_images.copy()
+        self.columns = np.concatenate([self.columns[old], columns[new]])
 
     def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:
         """The classes with a place once those of ``new`` are added: all, or a reservoir of ``size`` classes."""
@@ -106,16 +105,6 @@ class ReplayMemory:
 
     def _forgotten(self) -> int:
         return sum(isinstance(label, Forgotten) for label in self._classes)
-
-    def offer(self, images: AnyImages, columns: Columns, generator: torch.Generator, **extras: Extra) -> None:
-        """Reservoir sampling over the stream of all images ever offered; ``images`` (N, H, W, 3) come next in it."""
-        slots = reservoir_slots(self.seen, len(columns), self.size, generator)
-        source = np.arange(min(self.size, self.seen + len(columns)))  # slot -> index into [memory, images]
-        taken = np.flatnonzero(slots >= 0)
-        source[slots[taken]] = len(self) + taken  # in stream order: a later image replaces an earlier one
-        self.seen += len(columns)
-        self.append(images, columns, **extras)
-        self.replace(self.images[source], self.columns[source], **{k: v[source] for k, v in self.extras.items()})
 
     def add(self, images: AnyImages, columns: Columns, seen: Columns, generator: torch.Generator) -> None:
         """Take in further ``images`` (N, H, W, 3) of known classes ``columns`` (N,), into a balanced random memory.
@@ -160,10 +149,6 @@ class ReplayMemory:
         parts = [np.flatnonzero(self.columns == c)[:quota] for c in sorted(self._fitting_holders(generator))]
         self._keep(np.concatenate([*parts, np.empty(0, np.int64)]))
 
-    def append(self, images: AnyImages, columns: Columns, **extras: Extra) -> None:
-        """Keep everything stored and add all of ``images``."""
-        self._store(np.arange(len(self)), images, columns, extras)
-
     def keep(self, images: AnyImages, columns: Columns) -> None:
         """Keep everything stored and add all of ``images``.
 
@@ -181,8 +166,9 @@ class ReplayMemory:
         self.columns = np.concatenate([self.columns, columns])
 
     def replace(self, images: AnyImages, columns: Columns, **extras: Extra) -> None:
-        """Hold exactly these."""
-        self._store(np.empty(0, np.int64), images, columns, extras)
+        """Hold copies of exactly these: the arrays are the user's."""
+        self.images, self.columns = np.asarray(images).copy(), columns.copy()
+        self.extras = {name: rows.copy() for name, rows in extras.items()}
 
     # ---- for methods and checkpoints --------------------------------------------------------------------------
 
@@ -213,17 +199,6 @@ class ReplayMemory:
     def _keep(self, kept: Columns) -> None:
         if len(kept) < len(self):
             self.replace(self.images[kept], self.columns[kept], **{k: v[kept] for k, v in self.extras.items()})
-
-    def _store(self, kept: Columns, images: AnyImages, columns: Columns, extras: dict[str, Extra]) -> None:
-        """Hold the stored images ``kept`` (indices), then copies of ``images``: those arrays are the user's."""
-        if len(kept) and extras.keys() != self.extras.keys():
-            raise ValueError(f"stored images have the extras {sorted(self.extras)}, new ones {sorted(extras)}")
-        self.extras = {
-            name: _padded(self.extras[name][kept], new) if len(kept) else new.copy() for name, new in extras.items()
-        }
-        array = np.asarray(images)
-        self.images = np.asarray(_joined(self.images[kept], array, self._side)) if len(kept) else array.copy()
-        self.columns = np.concatenate([self.columns[kept], columns])
 
 
 class LogitReservoir:
@@ -370,12 +345,3 @@ def _joined(stored: AnyImages, new: AnyImages, side: int) -> AnyImages:
     if old.shape[1:] != new.shape[1:]:
         old, new = to_side(old, side), to_side(np.asarray(new), side)
     return joined([old, new]) if isinstance(new, Pictures) else np.concatenate([old, new])
-
-
-def _padded(old: Extra, new: Extra) -> Extra:
-    """Rows of both, the narrower ones (logits of fewer classes) filled with zeros on the right."""
-    if old.ndim == 1:
-        return np.concatenate([old, new])
-    width = max(old.shape[1], new.shape[1])
-    rows = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in (old, new)]
-    return np.concatenate(rows)

@@ -28,15 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
+from morecl.symmetric import packed, unpacked
+
+RELATIVE_STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)  # in units of the mean of G's diagonal
 LEAST = 1e-12  # strength in the same unit that a given one is raised to
 SHARPNESS = tuple(10 ** (exponent / 20) for exponent in range(41))  # 1 to 100: what outputs are multiplied with
 CHUNK = 4096  # images whose random features are held at once
 LEFT_OUT = 2000  # images that are left out in turn
 SKETCH = 16  # numbers kept of each image
-SAME = 1e-3  # mean squared difference of two sketches of one picture, at most: they differ by rounding
+SAME_BELOW = 1e-3  # mean squared difference of two sketches: below, they are of one picture and differ by rounding
 NO_CLASS = -1  # column of an image whose class was forgotten
-AT_ONCE = 2**28  # random features, 2 GiB, up to which those of all images are held where that is faster
+RANDOM_FEATURES_AT_ONCE = 2**28  # numbers, 2 GiB, up to which those of all images are held where that is faster
 
 T = TypeVar("T")
 Error = TypeVar("Error", float, tuple[float, float])
@@ -82,7 +84,7 @@ class Ridge(nn.Module):
         self.register_buffer("gram", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
         self.register_buffer("cross", torch.zeros(width, 0, dtype=torch.float64))
         self.register_buffer("weight", torch.zeros(width, 0))
-        self.register_buffer("place", torch.tensor(len(STRENGTHS) // 2))  # of the strength chosen last
+        self.register_buffer("place", torch.tensor(len(RELATIVE_STRENGTHS) // 2))  # of the strength chosen last
         self.register_buffer("sharpness", torch.ones((), dtype=torch.float64))
         if forgets:
             self.register_buffer("sketching", torch.randn(dim, SKETCH, generator=generator), persistent=False)
@@ -166,7 +168,7 @@ class Ridge(nn.Module):
             found = [torch.cdist(self.sketches[part], some).min(1) for some in sketches.split(CHUNK)]
             nearest, chunk = torch.stack([each.values for each in found]).min(0)
             which = torch.stack([each.indices for each in found]).gather(0, chunk[None])[0] + CHUNK * chunk
-            again = nearest.square() / SKETCH < SAME
+            again = nearest.square() / SKETCH < SAME_BELOW
             former.index_add_(0, which[again], self.weights[part[again]])
             kept[part[again]] = False
         self._keep(kept)
@@ -196,10 +198,10 @@ class Ridge(nn.Module):
         phi = self.random_features(features).double()
 
         def left_out(place: int) -> tuple[float, LeftOut]:
-            made = self._left_out(gram, float(STRENGTHS[place] * unit), phi, onehot, weights.double())
+            made = self._left_out(gram, float(RELATIVE_STRENGTHS[place] * unit), phi, onehot, weights.double())
             return float((made.outputs - onehot).square().sum()), made
 
-        place, best = descend(left_out, int(self.place), len(STRENGTHS))
+        place, best = descend(left_out, int(self.place), len(RELATIVE_STRENGTHS))
         self.place.fill_(place)
         self.weight.copy_(best.weight)
         outputs = best.outputs if without is None else best.outputs.masked_fill(without, -torch.inf)
@@ -321,17 +323,3 @@ def held_out_errors_in_chunks(
         for i, r in enumerate(strengths):
             errors[i] += float((left @ (right / (values + r)[:, None]) - y).square().sum())
     return errors
-
-
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric (m, m), row after row: (m (m + 1) / 2,)."""
-    return torch.cat([row[i:] for i, row in enumerate(matrix.unbind())])
-
-
-def unpacked(triangle: Tensor, width: int) -> Tensor:
-    """The symmetric (m, m) of :func:`packed`."""
-    matrix = triangle.new_zeros(width, width)
-    for i, row in enumerate(triangle.split(list(range(width, 0, -1)))):
-        matrix[i, i:] = row
-    upper = matrix.triu(1)
-    return matrix + upper.mT

@@ -26,7 +26,8 @@ from morecl.task import TaskData
 if TYPE_CHECKING:
     from morecl.methods.base import Learner
 
-Heads = Callable[[], Sequence[Callable[[Tensor], Tensor]]]  # one head per network: features (N, D) -> logits (N, C_k)
+# The heads of a learner, one per network: features (N, D) -> logits (N, C_k)
+HeadsOf = Callable[[], Sequence[Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ class LearnedTask:
 class Features:
     """Features of N images under the networks of a learner, computed when a rule asks for them."""
 
-    def __init__(self, learner: Learner, tokens: Tokens, *, few: bool = True):
-        """``few``: all networks may be computed in one pass; the last of many images go the way of the others."""
+    def __init__(self, learner: Learner, tokens: Tokens, *, one_pass: bool = True):
+        """``one_pass``: a few images may go through all networks in one pass. False for later chunks of a long list,
+        so that its short last chunk is computed like the rest."""
         self.device = learner.device
-        self.learner, self._tokens, self._few = learner, tokens, few
+        self.learner, self._tokens, self._one_pass = learner, tokens, one_pass
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -102,7 +104,7 @@ class Features:
 
     def all(self) -> list[Tensor]:
         """Under each of ``learner.networks()``."""
-        if self._few:
+        if self._one_pass:
             return self.learner.embed_all(self._tokens)
         return [self(network) for network in self.learner.networks()]
 
@@ -111,7 +113,7 @@ class CachedFeatures(Features):
     """Features that are computed once per image and network, as long as the network keeps its name."""
 
     def __init__(self, learner: Learner, tokens: Tokens):
-        super().__init__(learner, tokens, few=False)
+        super().__init__(learner, tokens, one_pass=False)
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}  # network -> features (N, D), which rows are computed (N,)
         self._asked: set[str] = set()
 
@@ -189,7 +191,7 @@ class Rule(nn.Module, ABC):
 class MaximumSoftmax(Rule):
     """The softmax outputs of every head side by side; how well an image is known is their maximum."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, heads: HeadsOf):
         super().__init__()
         self._heads = heads
 

@@ -30,7 +30,8 @@ class ProtectedSGD:
     momentum is; masking the gradient alone would not. As in ``torch.optim.SGD``, ``weight_decay`` adds its multiple of
     p to g, and ``nesterov`` uses g + momentum v instead of v. The gate multiplies these, too.
 
-    It has what is used of ``torch.optim.Optimizer``, which would import torch's compiler when it is first made.
+    Offers only the part of ``torch.optim.Optimizer``'s interface that is used here: creating a real one would import
+    torch's compiler.
     """
 
     def __init__(

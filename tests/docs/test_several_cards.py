@@ -37,7 +37,7 @@ def test_the_measured_times_are_those_of_the_record(record: Any) -> None:
         f"a rank needs {two['processor']:.2f} s of processor time per step, one rank alone {one['processor']:.2f} s"
         in text
     )
-    assert f"On the wall it was {two['wall']:.2f} s and {one['wall']:.2f} s" in text
+    assert f"The wall times were {two['wall']:.2f} s and {one['wall']:.2f} s" in text
     travels = record["two_ranks"]["sum_seconds"] + record["two_ranks"]["gather_seconds"]
     assert f"which takes {1e3 * travels:.1f} ms" in text
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.kernel_ridge import KernelRidge as Reference
 
 from morecl import kernel_ridge
-from morecl.kernel_ridge import STRENGTHS, KernelRidge, gaussian_kernel
+from morecl.kernel_ridge import KERNEL_STRENGTHS, KernelRidge, gaussian_kernel
 from morecl.random import generator
 from morecl.ridge import SHARPNESS
 from morecl.triangle import Triangle
@@ -46,7 +46,7 @@ def in_tasks(
 
 
 def strength(made: KernelRidge) -> float:
-    return STRENGTHS[int(made.place)]
+    return KERNEL_STRENGTHS[int(made.place)]
 
 
 def test_kernel_is_the_formula() -> None:
@@ -174,7 +174,7 @@ def test_classes_far_apart_have_one_strength_however_they_came() -> None:
     weak.scale.fill_(1.0)
     weak.grow(3)
     weak.add(z, y)
-    for start in range(len(STRENGTHS)):
+    for start in range(len(KERNEL_STRENGTHS)):
         weak.place.fill_(start)
         weak.solve()
         assert {strength(weak)} == chosen
@@ -238,7 +238,7 @@ def test_strength_and_sharpness_are_those_with_the_least_cross_entropy_of_images
     a, onehot = z.double().numpy(), np.eye(8)[y.numpy()]
     kernel = np.exp(-((a[:, None] - a[None]) ** 2).sum(-1) / 6)
     losses, errors = {}, {}
-    for r in STRENGTHS:
+    for r in KERNEL_STRENGTHS:
         outputs = np.empty((120, 8))
         for i in range(120):  # each image really left out
             rest = np.delete(np.arange(120), i)

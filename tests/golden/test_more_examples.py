@@ -17,7 +17,8 @@ from morecl.methods import more as module
 from morecl.methods.more import More, _balanced, _emphasis
 from morecl.methods.morerp import Morerp
 from morecl.random import generator
-from morecl.ridge import STRENGTHS
+from morecl.ridge import RELATIVE_STRENGTHS
+from morecl.symmetric import unpacked
 
 TASKS = [tiny.task([0, 1], ["a", "b"], 9), tiny.task([2, 3, 4], ["c", "d", "e"], 6), tiny.task([5], ["f"], 1)]
 MORE = {"b": tiny.pictures(1, 5, draw=3), "c": tiny.pictures(2, 1, draw=3), "f": tiny.pictures(5, 4, draw=3)}
@@ -42,7 +43,7 @@ def test_gaussians_of_all_images_at_once(classes: int) -> None:
     assert first.samples == len(targets) and counts.tolist() == np.bincount(targets).tolist()
     for c in range(classes):
         own = features[targets == c] - features[targets == c].mean(0)
-        np.testing.assert_allclose(gaussian.unpacked(spread[c], 7).numpy(), own.T @ own, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(unpacked(spread[c], 7).numpy(), own.T @ own, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["more", "morerp"])
@@ -81,9 +82,9 @@ def test_the_ridge_is_that_of_all_images() -> None:
     columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
     assert learner.rule.counts.tolist() == np.bincount(columns).tolist()
     gram, cross = phi.T @ phi, phi.T @ np.eye(6)[columns]
-    np.testing.assert_allclose(gaussian.unpacked(ridge.gram, ridge.width).numpy(), gram, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(unpacked(ridge.gram, ridge.width).numpy(), gram, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(ridge.cross.numpy(), cross, rtol=1e-9, atol=1e-9)
-    r = STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
+    r = RELATIVE_STRENGTHS[int(ridge.place)] * gram.diagonal().mean()
     expected = np.linalg.solve(gram + r * np.eye(len(gram)), cross)
     assert np.abs(ridge.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
@@ -98,7 +99,7 @@ def test_the_kernel_classifier_is_that_of_all_images() -> None:
     a = (z / ridge.scale).half().double().numpy()
     columns = np.array([learner.classes.index(label) for _, labels in parts for label in labels])
     kernel = np.exp(-((a[:, None] - a[None]) ** 2).mean(-1))
-    strength = kernel_ridge.STRENGTHS[int(ridge.place)]
+    strength = kernel_ridge.KERNEL_STRENGTHS[int(ridge.place)]
     expected = np.linalg.solve(kernel + strength * np.eye(len(a)), np.eye(6)[columns])
     assert np.abs(ridge.dual.numpy() - expected).max() <= 1e-5 * np.abs(expected).max()
 
@@ -118,7 +119,7 @@ def test_further_images_of_a_class_for_which_images_in_memory_stand_in() -> None
     learner.add_examples(*new)
     phi = rule.ridge.random_features(learner.embed(learner.prepare(new[0]), "patches 1")).double()
     assert torch.allclose(rule.ridge.cross - cross, phi.T @ torch.eye(4).double()[new[1]], atol=1e-9)
-    added = gaussian.unpacked(rule.ridge.gram - gram, 60)
+    added = unpacked(rule.ridge.gram - gram, 60)
     assert torch.allclose(added, phi.T @ phi, atol=1e-7)
     assert rule.counts.tolist() == [11, 8, 11, 8]
     assert rule.mixed.tolist() == [True, False, False, False]

@@ -9,16 +9,8 @@ import pytest
 import torch
 
 from morecl.random import generator
-from morecl.ridge import (
-    STRENGTHS,
-    Ridge,
-    best_sharpness,
-    descend,
-    held_out_errors,
-    held_out_errors_in_chunks,
-    packed,
-    unpacked,
-)
+from morecl.ridge import RELATIVE_STRENGTHS, Ridge, best_sharpness, descend, held_out_errors, held_out_errors_in_chunks
+from morecl.symmetric import packed, unpacked
 
 DIM, WIDTH = 6, 40
 
@@ -70,8 +62,8 @@ def test_weights_are_those_of_all_images_at_once(tasks: int) -> None:
         made.add(features[own], columns[own])
     made.solve(features, columns)
     phi = random_features(made, features)
-    errors = [((left_out(phi, columns.numpy(), 5, r) - np.eye(5)[columns]) ** 2).sum() for r in STRENGTHS]
-    expected = solved(phi, columns.numpy(), 5, STRENGTHS[int(np.argmin(errors))])
+    errors = [((left_out(phi, columns.numpy(), 5, r) - np.eye(5)[columns]) ** 2).sum() for r in RELATIVE_STRENGTHS]
+    expected = solved(phi, columns.numpy(), 5, RELATIVE_STRENGTHS[int(np.argmin(errors))])
     assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
@@ -93,7 +85,7 @@ def test_sharpness_is_chosen_on_images_left_out() -> None:
     made.add(features, columns)
     made.solve(features, columns)
     phi = random_features(made, features)
-    tried = {r: left_out(phi, columns.numpy(), 4, r) for r in STRENGTHS}
+    tried = {r: left_out(phi, columns.numpy(), 4, r) for r in RELATIVE_STRENGTHS}
     best = min(tried, key=lambda r: float(((tried[r] - np.eye(4)[columns]) ** 2).sum()))
     assert float(made.sharpness) == best_sharpness(torch.from_numpy(tried[best]), columns)[0]
     inside = best_sharpness(torch.from_numpy(phi @ made.weight.numpy()).double(), columns)[0]
@@ -232,13 +224,6 @@ def loaded(made: Ridge, classes: int) -> Ridge:
     again = ridge(classes, made.forgets)
     again.load_state_dict(made.state_dict())
     return again
-
-
-def test_a_symmetric_matrix_is_packed_and_unpacked() -> None:
-    matrix = torch.randn(7, 7, dtype=torch.float64)
-    matrix = matrix + matrix.mT
-    assert packed(matrix).shape == (28,)
-    assert torch.equal(unpacked(packed(matrix), 7), matrix)
 
 
 @pytest.mark.parametrize("count", [20, 90])  # fewer and more images than random features

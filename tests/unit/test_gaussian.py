@@ -120,6 +120,6 @@ def test_distances_are_the_same_however_many_images_are_taken_at_once(
     P = gaussian.precision(g)
     difference = features.double().numpy()[:, None] - g.means.numpy()[None]
     expected = np.sqrt(np.einsum("ncd,de,nce->nc", difference, P.numpy(), difference))
-    monkeypatch.setattr(gaussian, "AT_ONCE", at_once)
+    monkeypatch.setattr(gaussian, "NUMBERS_AT_ONCE", at_once)
     np.testing.assert_allclose(gaussian.mahalanobis(features, g.means, P), expected, rtol=1e-10)
     assert gaussian.mahalanobis(features[:0], g.means, P).shape == (0, 3)

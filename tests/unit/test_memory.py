@@ -85,72 +85,39 @@ def test_herding_order_herds_each_class_by_itself() -> None:
     assert order.tolist() == expected
 
 
-def test_reservoir_fills_up_and_then_keeps_each_image_with_equal_probability() -> None:
-    assert reservoir_slots(0, 5, 5, draw()).tolist() == [0, 1, 2, 3, 4]
-    kept = np.zeros(40)
-    for seed in range(400):
-        m = memory(10)
-        for start in range(0, 40, 8):  # the stream comes in pieces
-            m.offer(images(8, first=start), np.zeros(8, np.int64), draw(1000 * seed + start))
-        assert len(m) == 10 and m.seen == 40
-        kept[numbers(m)] += 1
-    # 400 draws with probability 1/4: standard deviation 8.7
-    assert np.abs(kept - 100).max() < 4.5 * 8.7
-
-
 def test_of_two_images_a_reservoir_of_one_keeps_either() -> None:
     """400 draws with probability 1/2: standard deviation 10."""
     assert abs(sum(reservoir_slots(1, 1, 1, draw(seed))[0] == 0 for seed in range(400)) - 200) < 45
 
 
-def test_extras_follow_their_images_and_are_padded_on_the_right() -> None:
-    m = memory(6)
-    m.update(images(6), np.zeros(6, np.int64), draw(), logits=np.arange(12, dtype=np.float32).reshape(6, 2))
-    m.update(images(6, first=6), np.ones(6, np.int64), draw(1), logits=np.arange(18, dtype=np.float32).reshape(6, 3))
-    for number, row in zip(numbers(m), m.extras["logits"], strict=True):
-        old = [2 * number, 2 * number + 1, 0]
-        new = [3 * (number - 6) + i for i in range(3)]
-        assert row.tolist() == (old if number < 6 else new)
-    with pytest.raises(ValueError, match="logits"):
-        m.update(images(6), np.full(6, 2), draw())
-
-
-def test_reservoir_keeps_extras_beside_their_images() -> None:
-    m = memory(5)
-    for start in (0, 10, 20):
-        tags = np.arange(start, start + 10, dtype=np.float32)
-        m.offer(images(10, first=start), np.zeros(10, np.int64), draw(start), tag=tags)
-    assert m.extras["tag"].tolist() == numbers(m)
-
-
 def test_images_of_different_sizes_are_brought_to_one() -> None:
     m = memory(100)
-    m.append(images(2, side=8), np.array([0, 0]))
-    m.append(images(3, first=2, side=4), np.array([1, 1, 1]))
+    m.update_ranked(images(2, side=8), np.array([0, 0]), np.arange(2), draw())
+    m.update_ranked(images(3, first=2, side=4), np.array([1, 1, 1]), np.arange(3), draw())
     assert m.images.shape == (5, 4, 4, 3) and numbers(m) == [0, 1, 2, 3, 4]
     assert m.followed_by(images(1, side=6)).shape == (6, 4, 4, 3)
 
 
 def test_state_and_restore_are_complete() -> None:
     m, other = memory(5), memory(5)
-    m.offer(images(9), np.arange(9), draw(), logits=np.ones((9, 2), np.float32))
+    m.replace(images(5, first=3), np.arange(5), logits=np.arange(10, dtype=np.float32).reshape(5, 2))
+    m.seen = 9
     other.restore(m.state())
     assert numbers(other) == numbers(m) and other.columns.tolist() == m.columns.tolist() and other.seen == 9
-    for each in (m, other):
-        each.offer(images(9, first=9), np.arange(9), draw(3), logits=np.zeros((9, 4), np.float32))
-    assert numbers(other) == numbers(m)
     assert np.array_equal(other.extras["logits"], m.extras["logits"])
 
 
-@pytest.mark.parametrize("rule", ["update", "offer", "append", "replace"])
+@pytest.mark.parametrize("rule", ["update", "replace"])
 def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(rule: str) -> None:
     m = memory(50)
     x, columns, tags = images(6).copy(), np.array([0, 0, 0, 1, 1, 1]), np.arange(6, dtype=np.float32)
-    arguments = (x, columns, draw()) if rule in ("update", "offer") else (x, columns)
-    getattr(m, rule)(*arguments, tag=tags)
-    before = (numbers(m), m.columns.tolist(), m.extras["tag"].tolist())
+    if rule == "update":
+        m.update(x, columns, draw())
+    else:
+        m.replace(x, columns, tag=tags)
+    before = (numbers(m), m.columns.tolist(), [rows.tolist() for rows in m.extras.values()])
     x[:], columns[:], tags[:] = 99, 7, -1
-    assert (numbers(m), m.columns.tolist(), m.extras["tag"].tolist()) == before
+    assert (numbers(m), m.columns.tolist(), [rows.tolist() for rows in m.extras.values()]) == before
 
 
 # ---- DER++'s reservoir ----------------------------------------------------------------------------------------------
@@ -158,6 +125,23 @@ def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(rule: str) 
 
 def test_of_two_images_sent_to_one_slot_the_last_stays() -> None:
     assert last_of_each(torch.tensor([3, -1, 5, 3, -1]), 9).tolist() == [9, 9, 5, 3, 9]
+
+
+def test_reservoir_fills_up_and_then_keeps_each_image_with_equal_probability() -> None:
+    assert reservoir_slots(0, 5, 5, draw()).tolist() == [0, 1, 2, 3, 4]
+    kept = np.zeros(40)
+    for seed in range(400):
+        m = memory(10)
+        for k, start in enumerate((0, 20)):  # two tasks of one class each, in batches of 8, 8 and 4
+            own, columns = images(20, first=start), np.full(20, k)
+            reservoir = LogitReservoir(m, own, columns, [1] * (k + 1), torch.device("cpu"))
+            for index, slots, _, _ in reservoir.epoch(0, 8, 1, draw(1000 * seed + start)):
+                reservoir.write(index, slots, torch.zeros(len(index), k + 1))
+            reservoir.store(epochs=1)
+        assert len(m) == 10 and m.seen == 40
+        kept[numbers(m)] += 1
+    # 400 draws with probability 1/4: standard deviation 8.7
+    assert np.abs(kept - 100).max() < 4.5 * 8.7
 
 
 def filled_reservoir(memory: ReplayMemory) -> LogitReservoir:

@@ -130,7 +130,7 @@ def measure(settings: Mapping[str, Any], size: PredictionSize, report: Callable[
     report("predictions")
 
     def predicting(learner: More) -> Callable[[], object]:
-        return lambda: learner.answer(Features(learner, learner.prepare(images), few=False))
+        return lambda: learner.answer(Features(learner, learner.prepare(images), one_pass=False))
 
     times = in_turn([predicting(learner) for learner in learners], learners[0].device, size.repeats)
     result = Predictions(**place_of(learners[0]), images=len(images))

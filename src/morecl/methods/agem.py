@@ -29,7 +29,6 @@ from typing import ClassVar, Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from morecl.config import TrainingConfig
 from morecl.methods.base import TaskData, count
@@ -83,12 +82,12 @@ class Agem(SingleHeadLearner):
                 yield shown[own], columns[own], *((again[other], replay_columns[other]) if len(other) else ())
 
         def loss(x: Tensor, y: Tensor, *reference: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), y)
+            return self._cross_entropy(x, y)
 
         def project_step(x: Tensor, y: Tensor, *reference: Tensor) -> None:
             if not reference:
                 return
-            against = torch.autograd.grad(loss(*reference), parameters)
+            against = torch.autograd.grad(self._cross_entropy(*reference), parameters)
             gradients = [cast(Tensor, p.grad) for p in parameters]
             if config.project == "gradient":
                 project(gradients, against)

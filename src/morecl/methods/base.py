@@ -60,9 +60,7 @@ CHECKED_IMAGES = 32  # of each learned task, whose features and scores must be f
 SECONDS = ("train", "back_update")
 ENTRIES = ("backbone", "adapters", "norms", "embeddings", "heads", "statistics")
 
-# Settings with these roles do not change what is trained.
-SCORING: Role = "scoring"
-MACHINE: tuple[Role, ...] = ("machine", "weights")
+NOT_TRAINED: tuple[Role, ...] = ("scoring", "machine", "weights")  # roles of settings that do not affect training
 
 
 class Learner(BetweenTasks, ABC):
@@ -141,8 +139,8 @@ class Learner(BetweenTasks, ABC):
         return torch.cat([self.embed(tokens.take(mine), network) for network, mine in wanted if len(mine)])
 
     def _for_few(self, count: int) -> Callable[[Tensor], Output] | None:
-        """What answers for ``count`` images, uint8 (N, H, W, 3) on the device, and never waits for the device, so that
-        it can be captured (:class:`morecl.nn.capture.CapturedStep`). ``None``: there is no such way."""
+        """A function that answers for ``count`` images (uint8, on the device) without synchronising with the device, so
+        that it can be captured as a CUDA graph; ``None`` if the method has none."""
         return None
 
     def entries(self) -> dict[str, int]:
@@ -239,11 +237,11 @@ class Learner(BetweenTasks, ABC):
         """Scores of the images whose ``features`` these are."""
         return self.rule.answer(features)
 
-    def output(self, images: ImageArray, *, few: bool = True) -> Output:
-        """Scores of images (N, H, W, 3), on any device. ``few``: see :class:`Features`."""
-        run = self._for_few(filled_up(len(images))) if few and self._replays(len(images)) else None
+    def output(self, images: ImageArray, *, one_pass: bool = True) -> Output:
+        """Scores of images (N, H, W, 3), on any device. ``one_pass``: see :class:`Features`."""
+        run = self._for_few(filled_up(len(images))) if one_pass and self._replays(len(images)) else None
         if run is None:
-            return self.answer(Features(self, self.prepare(images), few=few))
+            return self.answer(Features(self, self.prepare(images), one_pass=one_pass))
         replayed = self._derived.setdefault("replayed", Replayed(self.device))
         return Output.unpacked(replayed(lambda x: run(x).packed(), images))
 
@@ -330,13 +328,13 @@ class Learner(BetweenTasks, ABC):
         Settings of scoring are taken over from ``trained`` only if it is of the same method.
         """
         taken = trained.config.model_dump()
-        scoring = type(trained.config).with_role(SCORING) if cls.name != trained.name else frozenset[str]()
+        scoring = type(trained.config).with_role("scoring") if cls.name != trained.name else frozenset[str]()
         kept = (cls.Config.model_fields.keys() & taken.keys()) - scoring
         return cls.Config.parse({key: taken[key] for key in kept} | dict(settings))
 
     @classmethod
     def _refuse_other_training(cls, trained: LearnerConfig, config: LearnerConfig) -> None:
-        free = cls.Config.with_role(SCORING, *MACHINE) | type(trained).with_role(SCORING, *MACHINE)
+        free = cls.Config.with_role(*NOT_TRAINED) | type(trained).with_role(*NOT_TRAINED)
         one, other = trained.model_dump(), config.model_dump()
         if differing := sorted(key for key in (one.keys() | other.keys()) - free if one.get(key) != other.get(key)):
             values = ", ".join(f"{key}={other.get(key)!r} instead of {one.get(key)!r}" for key in differing)
@@ -385,7 +383,7 @@ class Learner(BetweenTasks, ABC):
         if not self.checked_images:
             return
         index = np.linspace(0, len(task.images) - 1, min(len(task.images), self.checked_images)).astype(np.int64)
-        output = self.answer(Features(self, self.prepare(task.images[index]), few=False))
+        output = self.answer(Features(self, self.prepare(task.images[index]), one_pass=False))
         require_finite(task.index, vars(output).values())
 
     def _chunks(self, images: Any, on_error: OnError = "raise") -> Iterator[Chunk]:
@@ -395,7 +393,7 @@ class Learner(BetweenTasks, ABC):
         if not self.task_sizes:
             raise InputError("nothing has been learned yet: call learn_task first")
         for chunk in self._chunks(images, on_error):
-            yield chunk, self.output(chunk.images, few=not chunk.first)
+            yield chunk, self.output(chunk.images, one_pass=chunk.first == 0)
 
     def _replays(self, count: int) -> bool:
         """Whether answers for so many images may come from a CUDA graph; not while anything changes or is observed."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from morecl.config import LearnerConfig, Role, SgdConfig
+from morecl.config import LearnerConfig, SgdConfig
 from morecl.errors import DivergedError, InputError
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
@@ -23,7 +23,6 @@ from morecl.progress import Listener, silent
 from morecl.random import generator
 from morecl.task import TaskData, check_label, read_task, refuse_unknown, task_data
 
-SCORING: Role = "scoring"
 State = dict[str, Tensor]
 
 
@@ -154,7 +153,7 @@ class BetweenTasks(TrainingTools):
         reasons = {
             **dict.fromkeys(LearnerConfig.model_fields, "what the networks are and where they run"),
             **dict.fromkeys(self.Config.with_role("lasting"), "what is kept of every task"),
-            **dict.fromkeys(self.Config.with_role(SCORING), "how answers are made"),
+            **dict.fromkeys(self.Config.with_role("scoring"), "how answers are made"),
         }
         for key in differing:
             if reason := reasons.get(key):

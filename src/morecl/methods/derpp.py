@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -63,6 +63,20 @@ def equation_6(
     return value
 
 
+class Step(NamedTuple):
+    """A :data:`Batch` with names. ``a`` and ``b`` are the two draws from the memory."""
+
+    x: Tensor  # tokens of the batch's B images
+    y: Tensor  # their columns
+    xa: Tensor  # tokens
+    za: Tensor  # stored logits
+    known: Tensor  # which of their entries are compared
+    xb: Tensor  # tokens
+    yb: Tensor  # columns
+    own: Tensor  # indices of the batch's images in the reservoir's ``images`` (B,)
+    slots: Tensor  # which they enter (B,)
+
+
 class Derpp(SingleHeadLearner):
     name: ClassVar[str] = "derpp"
     Config = DerppConfig
@@ -83,22 +97,17 @@ class Derpp(SingleHeadLearner):
                     a, za, known = reservoir.read(first)
                     known = known | (not config.mask_unseen)
                     b, _, _ = reservoir.read(second)
-                    yield shown[own], y[own], shown[a], za, known, shown[b], y[b], own, slots
+                    yield Step(
+                        x=shown[own], y=y[own], xa=shown[a], za=za, known=known, xb=shown[b], yb=y[b],
+                        own=own, slots=slots,
+                    )  # fmt: skip
 
-            def loss(
-                x: Tensor,
-                y: Tensor,
-                xa: Tensor,
-                za: Tensor,
-                known: Tensor,
-                xb: Tensor,
-                yb: Tensor,
-                own: Tensor,
-                slots: Tensor,
-            ) -> Tensor:
-                h, ha, hb = self.head(self._features(torch.cat([x, xa, xb]))).split([len(x), len(xa), len(xb)])
-                reservoir.write(own, slots, h.detach())
-                return equation_6(h, y, ha, za, known, hb, yb, config.alpha, config.beta)
+            def loss(*batch: Tensor) -> Tensor:
+                s = Step(*batch)
+                logits = self.head(self._features(torch.cat([s.x, s.xa, s.xb])))
+                h, ha, hb = logits.split([len(s.x), len(s.xa), len(s.xb)])
+                reservoir.write(s.own, s.slots, h.detach())
+                return equation_6(h, s.y, ha, s.za, s.known, hb, s.yb, config.alpha, config.beta)
 
             self._fit(loss, batches, task=task, listener=listener)
             reservoir.store(config.epochs)

@@ -37,7 +37,7 @@ class FewImages:
 
     @staticmethod
     def bytes_for(learner: More) -> int:
-        """At most, on the device."""
+        """Upper bound on the device memory that this needs, in bytes."""
         return learner._together_bytes() + 8 * Heads.size(learner.tasks)
 
     def __call__(self, learner: More, images: Tensor) -> Output:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
@@ -21,9 +18,6 @@ class Finetune(SingleHeadLearner):
     name: ClassVar[str] = "finetune"
 
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
         tokens = self.prepare(task.images)
         with self._clock("train"):
-            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener)
+            self._fit_rows(self._cross_entropy, tokens, [task.columns], task=task, listener=listener)

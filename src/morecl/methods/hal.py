@@ -104,9 +104,6 @@ class Hal(SingleHeadLearner):
         columns = task.columns.numpy()
         self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
 
-    def _loss(self, x: Tensor, columns: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self._features(x)), columns)
-
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config = self.config
         columns = task.columns.to(self.device)
@@ -128,7 +125,7 @@ class Hal(SingleHeadLearner):
             if anchors is not None:
                 self._hold(anchors)
 
-        self._fit(self._loss, batches, task=task, listener=listener, after_backward=hold)
+        self._fit(self._cross_entropy, batches, task=task, listener=listener, after_backward=hold)
 
     def _hold(self, anchors: Tensor) -> None:
         """Add the gradient of lambda sum || f_theta~(e) - f_theta(e) ||^2 to the others, for the anchors' prefix:
@@ -192,7 +189,7 @@ class Hal(SingleHeadLearner):
         epochs = self.config.finetune_epochs
         with self._at(list(self.model.parameters())):
             self._fit_rows(
-                self._loss, tokens, [columns], task=task, listener=listener, stage="hindsight", epochs=epochs
+                self._cross_entropy, tokens, [columns], task=task, listener=listener, stage="hindsight", epochs=epochs
             )
             return [p.detach().clone() for p in self.model.parameters()]
 

@@ -32,13 +32,13 @@ from morecl.methods.base import TaskData
 from morecl.methods.masked import MaskedLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import Heads, Output, Rule
+from morecl.scoring import HeadsOf, Output, Rule
 
 
 class LeastEntropy(Rule):
     """The head with the least entropy wins; see the module's text."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, heads: HeadsOf):
         super().__init__()
         self._heads = heads
 

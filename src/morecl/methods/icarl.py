@@ -45,7 +45,7 @@ from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import Heads, Output, Rule
+from morecl.scoring import HeadsOf, Output, Rule
 
 Known = Literal["softmax", "distance", "head"]
 
@@ -64,7 +64,7 @@ class IcarlConfig(TrainingConfig):
 class NearestExemplarMean(Rule):
     """Algorithm 1 decides, and the distances tell how well an image is known; the head gives probabilities."""
 
-    def __init__(self, means: Callable[[], Tensor], heads: Heads, known_by: Known):
+    def __init__(self, means: Callable[[], Tensor], heads: HeadsOf, known_by: Known):
         super().__init__()
         self._means, self._heads, self.known_by = means, heads, known_by
 

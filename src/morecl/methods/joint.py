@@ -12,8 +12,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
@@ -31,8 +29,5 @@ class Joint(SingleHeadLearner):
         self.head.grow(len(self.classes), generator(self.config.seed, "head", task.index))
         tokens, columns = self.prepare(self.memory.images), torch.from_numpy(self.memory.columns)
 
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
         with self._clock("train"):
-            self._fit_rows(loss, tokens, [columns], task=task, listener=listener)
+            self._fit_rows(self._cross_entropy, tokens, [columns], task=task, listener=listener)

@@ -201,7 +201,7 @@ class MaskedLearner(Learner):
         return self._together([self.tasks[k] for k in present.tolist()]).take(places.to(self.device))
 
     def _together_bytes(self) -> int:
-        """At most, of the adapters that all tasks bring to one pass."""
+        """Upper bound on the bytes of all tasks' adapters, stacked for one pass."""
         return len(self.tasks) * count(self.adapters) * self.network.dtype.itemsize
 
     def _together(self, tasks: Sequence[MaskedTask]) -> Together:

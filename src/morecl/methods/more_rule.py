@@ -15,6 +15,7 @@ from morecl.gaussian import Gaussians
 from morecl.methods.masked import MaskedTask
 from morecl.nn.network import Norms
 from morecl.scoring import Features, Output, Rule
+from morecl.symmetric import packed, unpacked
 
 
 class MoreTask(MaskedTask):
@@ -93,14 +94,14 @@ class MoreTask(MaskedTask):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}precision"] = gaussian.packed(self.precision)
+        destination[f"{prefix}precision"] = packed(self.precision)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Older learners have none of these; others have them for all classes (the head: all outputs) or for none.
         The precision of older learners is whole."""
         triangle, side = state_dict.get(f"{prefix}precision"), len(self.precision)
         if triangle is not None and triangle.shape == (side * (side + 1) // 2,):
-            state_dict[f"{prefix}precision"] = gaussian.unpacked(triangle, side)
+            state_dict[f"{prefix}precision"] = unpacked(triangle, side)
         classes, outputs = len(self.means), len(self.head.bias)
         for name, full in (("counts", classes), ("spread", classes), ("trained_head", outputs)):
             empty: Tensor = getattr(self, name)[:0]
@@ -166,7 +167,7 @@ class Heads(NamedTuple):
 
     def rows_at_once(self) -> int:
         """Images for which :meth:`MoreRule._of_tasks` may be called, so that it does not take too much memory."""
-        return max(1, gaussian.AT_ONCE // max(1, self.means[0].numel()))
+        return max(1, gaussian.NUMBERS_AT_ONCE // max(1, self.means[0].numel()))
 
     def in_columns(self, values: Tensor, other: float) -> Tensor:
         """From classes (N, G, M) to columns (N, C); ``other`` for those of other tasks."""

@@ -93,9 +93,16 @@ class MorerpConfig(MoreConfig):
 
 
 class MorerpRule(MoreRule):
-    """MORE's rule times the ridge classifier's. State: the classifier, its network, images per class.
+    """MORE's rule times the ridge classifier's.
 
     A class that was forgotten has no part in the classifier's probabilities and in the ranking of tasks.
+
+    State, besides the classifier's:
+
+    - ``source``: the task whose network feeds the classifier;
+    - ``counts`` (C,): images learned;
+    - ``counted`` (C,): weight in the sums of one stored image, above 1 if it stands in for images that are gone;
+    - ``mixed`` (C,): classes whose stored images do not all have one known weight.
     """
 
     derived = frozenset({"ridge.weight", "ridge.dual"})
@@ -121,10 +128,9 @@ class MorerpRule(MoreRule):
         self.ridge = ridge
         self.weight, self.known_weight = weight, known_weight
         self.asked = asked
-        self.register_buffer("source", torch.zeros((), dtype=torch.int64))  # task whose network feeds the classifier
-        self.register_buffer("counts", torch.zeros(0))  # images of each class that were learned
-        self.register_buffer("counted", torch.zeros(0))  # what one in memory counts in the sums: more if it stands in
-        # classes of which some images in the sums stand in for others and some do not, or nobody knows for how many
+        self.register_buffer("source", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("counts", torch.zeros(0))
+        self.register_buffer("counted", torch.zeros(0))
         self.register_buffer("mixed", torch.zeros(0, dtype=torch.bool))
 
     def grow(self, classes: int) -> None:

@@ -111,12 +111,11 @@ class Owm(SingleHeadLearner):
     def _learn(self, task: TaskData, listener: Listener) -> None:
         tokens = self.prepare(task.images)
 
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
         with self._clock("train"):
             project = self._project if task.index else None
-            self._fit_rows(loss, tokens, [task.columns], task=task, listener=listener, after_backward=project)
+            self._fit_rows(
+                self._cross_entropy, tokens, [task.columns], task=task, listener=listener, after_backward=project
+            )
             self._store(task, tokens)
 
     def _project(self, *batch: Tensor) -> None:

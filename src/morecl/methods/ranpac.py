@@ -33,10 +33,10 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.ridge import AT_ONCE, Ridge, held_out_errors, held_out_errors_in_chunks
+from morecl.ridge import RANDOM_FEATURES_AT_ONCE, Ridge, held_out_errors, held_out_errors_in_chunks
 from morecl.scoring import LearnedTask, Output, Rule
 
-STRENGTHS = tuple(10.0**exponent for exponent in range(-8, 9))
+ABSOLUTE_STRENGTHS = tuple(10.0**exponent for exponent in range(-8, 9))  # r as it is added to G's diagonal
 TRAINING_SHARE = 0.8  # of a task's images, in the choice of r
 
 
@@ -68,13 +68,13 @@ class RidgeRule(Rule):
         order = order.to(features.device)
         cut = max(1, int(TRAINING_SHARE * len(order)))
         onehot = F.one_hot(task.targets.to(features.device)[order], task.classes).double()
-        if len(features) * self.ridge.width > AT_ONCE:
+        if len(features) * self.ridge.width > RANDOM_FEATURES_AT_ONCE:
             z, make = features[order], self.ridge.random_features
-            errors = held_out_errors_in_chunks(make, z[:cut], onehot[:cut], z[cut:], onehot[cut:], STRENGTHS)
+            errors = held_out_errors_in_chunks(make, z[:cut], onehot[:cut], z[cut:], onehot[cut:], ABSOLUTE_STRENGTHS)
         else:
             phi = self.ridge.random_features(features[order]).double()
-            errors = held_out_errors(phi[:cut], onehot[:cut], phi[cut:], onehot[cut:], STRENGTHS)
-        return STRENGTHS[min(range(len(STRENGTHS)), key=errors.__getitem__)]
+            errors = held_out_errors(phi[:cut], onehot[:cut], phi[cut:], onehot[cut:], ABSOLUTE_STRENGTHS)
+        return ABSOLUTE_STRENGTHS[min(range(len(ABSOLUTE_STRENGTHS)), key=errors.__getitem__)]
 
     def score(self, features: Sequence[Tensor]) -> Output:
         scores = self.ridge(features[0])
@@ -90,11 +90,8 @@ class Ranpac(SingleHeadLearner):
         if task.index:
             return
 
-        def loss(x: Tensor, columns: Tensor) -> Tensor:
-            return F.cross_entropy(self.head(self._features(x)), columns)
-
         with self._clock("train"):
-            self._fit_rows(loss, self.prepare(task.images), [task.columns], task=task, listener=listener)
+            self._fit_rows(self._cross_entropy, self.prepare(task.images), [task.columns], task=task, listener=listener)
 
     def _grow(self, classes: int) -> None:
         """The head serves the first task alone."""

@@ -7,6 +7,7 @@ from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from morecl.config import SgdConfig, TrainingConfig
 from morecl.methods.base import Learner, count
@@ -53,6 +54,10 @@ class SingleHeadLearner(Learner):
     def _features(self, tokens: Tensor) -> Tensor:
         """Of a batch, (B, L, D) -> (B, D), with gradients."""
         return self._trunk(tokens, self.norms, self.adapters.weights(), self.body)
+
+    def _cross_entropy(self, tokens: Tensor, columns: Tensor) -> Tensor:
+        """Of a batch, (B, L, D) and (B,), over all classes seen: the loss of methods that add nothing to it."""
+        return F.cross_entropy(self.head(self._features(tokens)), columns)
 
     @torch.no_grad()
     def _embed(self, tokens: Tokens) -> Tensor:

@@ -51,12 +51,12 @@ from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.nn.network import Norms
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import Heads, LearnedTask, Output, Rule
+from morecl.scoring import HeadsOf, LearnedTask, Output, Rule
 from morecl.training import ProtectedSGD
 
 MIN_SCALE = 0.01  # of the mean of largest logits
 MIN_INVERSE = 1e-12  # of the mean of inverse squared distances
-AT_ONCE = 2**26  # similarities held at once: 512 MiB
+SIMILARITIES_AT_ONCE = 2**26  # float64: 512 MiB
 CALIBRATION_STEPS = 100
 CALIBRATION_LR = 0.01
 CALIBRATION_MOMENTUM = 0.8
@@ -108,7 +108,7 @@ class TplRule(Rule):
 
     def __init__(
         self,
-        heads: Heads,
+        heads: HeadsOf,
         dim: int,
         *,
         temperature: float,
@@ -213,7 +213,7 @@ class TplRule(Rule):
         if not len(others):
             return torch.zeros(len(z), dtype=torch.float64, device=z.device)
         count = min(self.neighbours, len(others))
-        parts = F.normalize(z.double(), dim=1).split(max(1, AT_ONCE // len(others)))
+        parts = F.normalize(z.double(), dim=1).split(max(1, SIMILARITIES_AT_ONCE // len(others)))
         return torch.cat([2 - 2 * (part @ others.T).topk(count, dim=1).values[:, -1] for part in parts])
 
 

@@ -19,8 +19,7 @@ import functools
 import importlib.metadata
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +61,6 @@ STEP_TIMES = {
     (768, 64): (21.35, 26.43),
     (768, 128): (24.3, 26.86),
 }
-_forced: bool | None = None
 
 BlockWeights = dict[str, Tensor]  # weights of a frozen block, by timm's names
 
@@ -96,22 +94,9 @@ def trains_faster(dim: int, bottleneck: int) -> bool:
 
     For training alone: predictions are not compiled, and the kernels have single operations to beat.
     """
-    if _forced is not None:
-        return _forced
     nearest = min(STEP_TIMES, key=lambda shape: (abs(math.log(shape[0] / dim)), abs(math.log(shape[1] / bottleneck))))
     kernels, compiler = STEP_TIMES[nearest]
     return kernels <= compiler
-
-
-@contextmanager
-def trained_with(*, kernels: bool) -> Iterator[None]:
-    """Train with the kernels, or with torch's compiler, wherever both can, to measure or test them."""
-    global _forced
-    before, _forced = _forced, kernels
-    try:
-        yield
-    finally:
-        _forced = before
 
 
 def supports_batch(tokens: Tensor, adapters: AdapterWeights) -> bool:

@@ -137,10 +137,6 @@ class Service:
             raise RefusedError(503, "the model is being loaded", retry_after=2)
         return self._loaded
 
-    @property
-    def is_ready(self) -> bool:
-        return self._loaded is not None
-
     def undo(self, version: int | None = None) -> Version:
         """Go back to the version before, on disk and here. ``version``: the newest, as far as the user knows."""
         with self._changing():

@@ -91,9 +91,9 @@ def test_hindsight_is_training_on_the_memory_and_leaves_no_trace() -> None:
     assert all(torch.equal(a, b) for a, b in zip(own, one.model.parameters(), strict=True))
     assert hindsight is not None
     with torch.no_grad():
-        before = float(one._loss(images, columns))
+        before = float(one._cross_entropy(images, columns))
         with one._at(hindsight):
-            assert float(one._loss(images, columns)) < 0.5 * before
+            assert float(one._cross_entropy(images, columns)) < 0.5 * before
 
 
 def test_anchors_stay_images() -> None:
@@ -154,7 +154,7 @@ def test_predictions_on_anchors_are_held(lamb: float) -> None:
     one.learn_task(*FIRST)
     anchors = one.network.stem(one.anchors.images)
     tokens = one.prepare(FIRST[0])
-    one._loss(tokens.range(0, 8), torch.ones(8, dtype=torch.int64)).backward()
+    one._cross_entropy(tokens.range(0, 8), torch.ones(8, dtype=torch.int64)).backward()
     free = change_of_a_step(one, anchors)
     one._hold(anchors)
     assert change_of_a_step(one, anchors) < 0.8 * free
@@ -171,7 +171,7 @@ def test_what_is_added_is_the_gradient_of_the_penalty(lamb: float) -> None:
     one.learn_task(*FIRST)
     anchors, parameters = one.network.stem(one.anchors.images), list(one.model.parameters())
     sizes = [p.numel() for p in parameters]
-    one._loss(one.prepare(FIRST[0]).range(0, 8), torch.ones(8, dtype=torch.int64)).backward()
+    one._cross_entropy(one.prepare(FIRST[0]).range(0, 8), torch.ones(8, dtype=torch.int64)).backward()
     gradients = [p.grad.clone() for p in parameters if p.grad is not None]
     ahead = [p.detach() - 0.005 * g for p, g in zip(parameters, gradients, strict=True)]
     with torch.no_grad():

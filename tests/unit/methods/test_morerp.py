@@ -14,7 +14,7 @@ import morecl
 from morecl.catalogue import SHIPPED
 from morecl.classifier.calibration import fit_temperature, softmax
 from morecl.files import sealed
-from morecl.kernel_ridge import STRENGTHS
+from morecl.kernel_ridge import KERNEL_STRENGTHS
 from morecl.methods import more
 from morecl.methods.more import More
 from morecl.methods.morerp import NOT_ASKED, Morerp
@@ -155,7 +155,7 @@ def test_the_kernel_classifier_is_that_of_all_images_under_the_first_network(our
     assert np.array_equal(ridge.columns.numpy(), columns)
     a = kept.double().numpy()
     kernel = np.exp(-((a[:, None] - a[None]) ** 2).mean(-1))
-    strength = STRENGTHS[int(ridge.place)]
+    strength = KERNEL_STRENGTHS[int(ridge.place)]
     expected = np.linalg.solve(kernel + strength * np.eye(len(a)), np.eye(len(ours.classes))[columns])
     assert np.allclose(ridge.dual.numpy(), expected, rtol=1e-5, atol=1e-5)
 

@@ -54,7 +54,7 @@ def test_the_strength_is_that_of_least_held_out_error(monkeypatch: pytest.Monkey
         errors.append(((phi[32:] @ weight - onehot[32:]) ** 2).sum())
     expected = 10.0 ** (int(np.argmin(errors)) - 8)
     assert learner.rule._strength(features, task) == expected
-    monkeypatch.setattr("morecl.methods.ranpac.AT_ONCE", 0)
+    monkeypatch.setattr("morecl.methods.ranpac.RANDOM_FEATURES_AT_ONCE", 0)
     monkeypatch.setattr("morecl.methods.ranpac.held_out_errors", None)
     assert learner.rule._strength(features, task) == expected, "too many images to hold all random features at once"
 

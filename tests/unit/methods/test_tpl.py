@@ -274,7 +274,7 @@ def test_little_or_no_memory(memory_size: int, monkeypatch: pytest.MonkeyPatch) 
     else:
         farthest = torch.cdist(F.normalize(z[1], dim=1).double(), others.double()).square().amax(1)
         torch.testing.assert_close(distance, farthest, rtol=1e-5, atol=1e-6)
-        monkeypatch.setattr(tpl, "AT_ONCE", 3 * len(others))  # three images at a time
+        monkeypatch.setattr(tpl, "SIMILARITIES_AT_ONCE", 3 * len(others))  # three images at a time
         torch.testing.assert_close(rule._neighbour_distance(1, z[1]), distance, rtol=1e-12, atol=1e-12)
 
 
