@@ -186,8 +186,8 @@ def _refuse_idle(suite: Suite, given: Mapping[str, Any], runs: Sequence[PlannedR
     """Refuse settings that none of the runs has use for: those that some have no use for are left out there."""
     tables: list[tuple[str, Mapping[str, Any], Sequence[PlannedRun]]]
     tables = [("--set", given, runs), ("[settings]", suite.settings, runs)]
-    for method, values in suite.methods.items():
-        tables.append((f"[methods.{method}]", values, [run for run in runs if run.request.method == method]))
+    for method, table in suite.methods.items():
+        tables.append((f"[methods.{method}]", table, [run for run in runs if run.request.method == method]))
     for place, values, meant in tables:
         used = {key for run in meant for key in run.request.settings}
         if idle := [key for key in values if key not in used]:
