@@ -39,8 +39,8 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.config import SCORING
-from morecl.gaussian import MIN_DISTANCE
 from morecl.methods.base import TaskData, count
+from morecl.methods.gaussian_rule import GaussianRule
 from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.methods.stacked_heads import StackedHeads
 from morecl.nn.heads import task_head
@@ -48,7 +48,7 @@ from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import LearnedTask, Output, Rule
+from morecl.scoring import LearnedTask, Output
 from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 SHRINKAGE = 0.2  # share of the identity in the covariance
@@ -71,28 +71,16 @@ class RowTask(MaskedTask):
         self.wp_head = task_head(dim, classes, init)
 
 
-class RowRule(Rule):
+class RowRule(GaussianRule):
     """p(c | x, k) of the WP head, times the largest p(c | x) of the OOD head, over the Mahalanobis distance.
 
-    With one task there is nothing that its OOD head could have been told from, and it is not asked. State, for T tasks
-    and C classes: ``means`` (C, D), ``precisions`` (T, D, D).
+    With one task there is nothing that its OOD head could have been told from, and it is not asked.
     """
 
-    means: Tensor
-    precisions: Tensor
-
     def __init__(self, tasks: Callable[[], Sequence[RowTask]], dim: int, temperature: float):
-        super().__init__()
+        super().__init__(dim)
         self._tasks = tasks
         self.temperature = temperature
-        self.sizes: list[int] = []  # classes of each task
-        self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64))
-        self.register_buffer("precisions", torch.zeros(0, dim, dim, dtype=torch.float64))
-
-    def grow(self, classes: int) -> None:
-        self.sizes.append(classes)
-        self.means = F.pad(self.means, (0, 0, 0, classes))
-        self.precisions = F.pad(self.precisions, (0, 0, 0, 0, 0, 1))
 
     def fit(self, learned: LearnedTask) -> None:
         task = learned.task
@@ -104,12 +92,10 @@ class RowRule(Rule):
         self.precisions[task.index] = torch.linalg.inv(shrunk)
 
     def score(self, features: Sequence[Tensor]) -> Output:
-        means = self.means.split(self.sizes)
         parts = []
-        for net, z, of_task, precision in zip(self._tasks(), features, means, self.precisions, strict=True):
-            distance = gaussian.mahalanobis(z, of_task, precision).amin(1).clamp(min=MIN_DISTANCE)
+        for k, (net, z) in enumerate(zip(self._tasks(), features, strict=True)):
             within = (net.wp_head(z).double() / self.temperature).softmax(1)  # (N, C_k)
-            parts.append(within * (self._of_task(net, z) / distance)[:, None])
+            parts.append(within * (self._of_task(net, z) / self.nearest(k, z))[:, None])
         scores = torch.cat(parts, 1)
         return Output(scores, scores / scores.sum(1, keepdim=True), scores.amax(1))
 
