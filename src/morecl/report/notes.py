@@ -15,6 +15,7 @@ from morecl.report.paper import (
     OTHER,
     OURS,
     PAPERS,
+    PAPERS_WEIGHTS,
     PRETRAINED_ON,
     REFERENCE,
     UPPER_BOUND,
@@ -114,10 +115,11 @@ def _paper_notes(grid: Grid) -> list[str]:
     compared = [column for column in columns if paper_settings(column.benchmark)]
     found = [f"Numbers of the paper: {paper()['source']}."] if compared else []
     runs_of = {column: [r for row in grid.values() for r in row.get(column, [])] for column in columns}
-    weights = {r.backbone.sha256 for of_column in runs_of.values() for r in of_column} & paper()["weights"].keys()
+    declared = PAPERS_WEIGHTS.get()
+    weights = {r.backbone.sha256 for of_column in runs_of.values() for r in of_column} & declared.keys()
     if compared and weights:
         kinds = {condition: classes for classes, condition in PRETRAINED_ON.items()}
-        listed = ", ".join(f"{one[:8]} ({kinds[paper()['weights'][one]]} classes)" for one in sorted(weights))
+        listed = ", ".join(f"{one[:8]} ({kinds[declared[one]]} classes)" for one in sorted(weights))
         found.append(f"Weights taken for the paper's, as declared: {listed}.")
     for label, ours, theirs in _DIFFERENCES:
         parts = []
