@@ -7,7 +7,6 @@ it checks names, shapes and types in the state's header before it makes room for
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from torch import Tensor
 
 import morecl
 from morecl.catalogue import SHIPPED
+from morecl.digest import file_sha256
 from morecl.errors import InputError
 from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
@@ -108,7 +108,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
         "classes": classes,
         "task_sizes": learner.task_sizes,
         "seconds": learner.seconds,
-        "state_sha256": _sha256(folder / STATE),
+        "state_sha256": file_sha256(folder / STATE),
     }
     write_json(folder / DESCRIPTION, sealed(description))
 
@@ -202,7 +202,7 @@ def _open_state(path: Path, description: Description, leave_images: bool) -> Sta
     if not file.is_file():
         raise _damaged(path, f"{STATE} is missing")
     try:
-        if _sha256(file) != description.state_sha256:
+        if file_sha256(file) != description.state_sha256:
             raise _damaged(path, f"{STATE} is not the file that was saved (its sha256 differs)")
         return StateFile(file, leave_images)
     except InputError:
@@ -241,8 +241,3 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None
         if code := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         raise OSError(f"cannot write {path.name}: {error}") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
