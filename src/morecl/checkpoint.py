@@ -21,7 +21,7 @@ from torch import Tensor
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.digest import file_sha256
-from morecl.errors import InputError
+from morecl.errors import InputError, first_problem
 from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
@@ -170,9 +170,7 @@ def _read_description(path: Path) -> Description:
     try:
         description = Description.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{DESCRIPTION}, {place}: {first['msg']}") from error
+        raise _damaged(path, f"{DESCRIPTION}, {first_problem(error)}") from error
     if len(description.classes) != sum(description.task_sizes):
         raise _damaged(path, f"{len(description.classes)} classes in tasks of {sum(description.task_sizes)}")
     return description

@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SYNONYMS = {"learning_rate": "lr", "buffer_size": "memory_size"}
 
@@ -45,3 +49,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = [synonym] if synonym in names else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong first, and where: ``classes.0: Input should be a valid string``."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))  # empty if parts contradict each other: the message names them
+    return (f"{where}: " if where else "") + first["msg"].removeprefix("Value error, ")

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from morecl import __version__
 from morecl.digest import file_sha256
-from morecl.errors import InputError, NewerFormatError
+from morecl.errors import InputError, NewerFormatError, first_problem
 from morecl.files import SEAL, atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import composed
 from morecl.locking import belongs_to_claim, claimed
@@ -402,7 +402,6 @@ def _read_sealed(file: Path, kind: type[T]) -> T:
     except InputError:
         raise
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{file} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InputError(f"{file} is damaged: {first_problem(error)}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read ({error})") from error
