@@ -7,7 +7,7 @@ from typing import Self
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator, model_validator
 
-from morecl.errors import first_problem
+from morecl.errors import few, first_problem, shortened
 
 
 class Sizes(BaseModel):
@@ -40,3 +40,23 @@ def test_the_first_problem_and_its_place(values: dict[str, object], problem: str
     with pytest.raises(ValidationError) as caught:
         Sizes.model_validate(values)
     assert first_problem(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("count", "separator", "found"),
+    [
+        (0, ", ", ""),
+        (1, ", ", "0"),
+        (3, ", ", "0, 1, 2"),
+        (4, ", ", "0, 1, 2 and 1 more"),
+        (3, "; ", "0; 1; 2"),
+        (1237, "; ", "0; 1; 2; and 1,234 more"),
+    ],
+)
+def test_the_first_few_and_how_many_more(count: int, separator: str, found: str) -> None:
+    assert few([str(i) for i in range(count)], 3, separator) == found
+
+
+def test_names_are_quoted() -> None:
+    assert shortened(["a", 7, ("b", 1)]) == "'a', 7, ('b', 1)"
+    assert shortened("abcdefg") == "'a', 'b', 'c', 'd', 'e' and 2 more"

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from morecl import gaussian, presets
 from morecl.config import SCORING, SgdConfig
-from morecl.errors import InputError
+from morecl.errors import InputError, few
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
 from morecl.methods.between_tasks import State
@@ -250,8 +250,7 @@ class More(ReplayLearner):
             names = sorted({repr(self.classes[c]) for c in examples.columns[torch.isin(owner, torch.tensor(unable))]})
             raise InputError(
                 f"this learner was saved by an older morecl, without the spread of each class, so it cannot take "
-                f"further images of {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; "
-                "learn them under a new label, or teach a new learner"
+                f"further images of {few(names, 5)}; learn them under a new label, or teach a new learner"
             )
         seen = torch.cat([_padded_counts(net) for net in self.tasks]).cpu().numpy()
         draw = generator(self.config.seed, "examples", sum(int(net.samples) for net in self.tasks))
