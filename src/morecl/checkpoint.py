@@ -7,7 +7,6 @@ it checks names, shapes and types in the state's header before it makes room for
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,8 @@ from torch import Tensor
 
 import morecl
 from morecl.catalogue import SHIPPED
-from morecl.errors import InputError
+from morecl.digest import file_sha256
+from morecl.errors import InputError, first_problem
 from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
@@ -108,7 +108,7 @@ def write(learner: Learner, folder: Path, *, include_backbone: bool) -> None:
         "classes": classes,
         "task_sizes": learner.task_sizes,
         "seconds": learner.seconds,
-        "state_sha256": _sha256(folder / STATE),
+        "state_sha256": file_sha256(folder / STATE),
     }
     write_json(folder / DESCRIPTION, sealed(description))
 
@@ -170,9 +170,7 @@ def _read_description(path: Path) -> Description:
     try:
         description = Description.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{DESCRIPTION}, {place}: {first['msg']}") from error
+        raise _damaged(path, f"{DESCRIPTION}, {first_problem(error)}") from error
     if len(description.classes) != sum(description.task_sizes):
         raise _damaged(path, f"{len(description.classes)} classes in tasks of {sum(description.task_sizes)}")
     return description
@@ -202,7 +200,7 @@ def _open_state(path: Path, description: Description, leave_images: bool) -> Sta
     if not file.is_file():
         raise _damaged(path, f"{STATE} is missing")
     try:
-        if _sha256(file) != description.state_sha256:
+        if file_sha256(file) != description.state_sha256:
             raise _damaged(path, f"{STATE} is not the file that was saved (its sha256 differs)")
         return StateFile(file, leave_images)
     except InputError:
@@ -243,8 +241,3 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None
         if code := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         raise OSError(f"cannot write {path.name}: {error}") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,14 @@
-"""The exceptions a user sees, and the message for an unknown name."""
+"""The exceptions a user sees, and what their messages share."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SYNONYMS = {"learning_rate": "lr", "buffer_size": "memory_size"}
 
@@ -45,3 +49,22 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = [synonym] if synonym in names else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong first, and where: ``classes.0: Input should be a valid string``."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))  # empty if parts contradict each other: the message names them
+    return (f"{where}: " if where else "") + first["msg"].removeprefix("Value error, ")
+
+
+def few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first ``most`` texts, and how many more there are: ``a, b and 3 more``; long ones ``a; b; and 3 more``."""
+    more = len(texts) - most
+    shown = separator.join(texts[:most])
+    return shown if more <= 0 else f"{shown}{separator.rstrip(', ')} and {more:,} more"
+
+
+def shortened(names: Sequence[object], most: int = 5) -> str:
+    """``'a', 'b' and 3 more``."""
+    return few(list(map(repr, names)), most)

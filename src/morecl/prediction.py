@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from morecl.errors import few
 from morecl.images import ImageArray, as_array
 
 CHUNK = 512  # images held at once, rounded to whole batches
@@ -105,7 +106,6 @@ def _read(piece: Any, first: int, side: int, skipped: list[str] | None) -> tuple
 def _warn(skipped: Sequence[str], total: int) -> None:
     from morecl.data.folder import SkippedImagesWarning
 
-    more = len(skipped) - _NAMED_IN_WARNING
-    named = "; ".join(skipped[:_NAMED_IN_WARNING]) + (f"; and {more} more" if more > 0 else "")
+    named = few(skipped, _NAMED_IN_WARNING, "; ")
     message = f"{len(skipped)} of {total} images could not be read and were skipped: {named}"
     warnings.warn(message, SkippedImagesWarning, stacklevel=2)

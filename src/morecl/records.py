@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from morecl.errors import InputError
+from morecl.errors import InputError, first_problem
 from morecl.files import compact_json, refuse_newer, write_text
 
 SCHEMA: Literal["morecl.result/1"] = "morecl.result/1"
@@ -187,8 +187,4 @@ def read_record(path: str | Path) -> Record:
     try:
         return Record.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise InputError(
-            f"{path} is not a morecl record: {where}: {first['msg'].removeprefix('Value error, ')}"
-        ) from error
+        raise InputError(f"{path} is not a morecl record: {first_problem(error)}") from error

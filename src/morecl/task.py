@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from morecl.errors import InputError
+from morecl.errors import InputError, shortened
 from morecl.images import as_images
 from morecl.labels import Forgotten, encode
 from morecl.pictures import AnyImages
@@ -55,10 +55,7 @@ def refuse_known(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
     seen = set(known)
     again = [name for name in dict.fromkeys(names) if name in seen]
     if again:
-        raise ValueError(
-            f"already learned: {', '.join(map(repr, again[:5]))}{' ...' if len(again) > 5 else ''}; "
-            "a task holds new classes only"
-        )
+        raise ValueError(f"already learned: {shortened(again)}; a task holds new classes only")
 
 
 def refuse_unknown(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
@@ -67,8 +64,8 @@ def refuse_unknown(names: Sequence[Hashable], known: Sequence[Hashable]) -> None
     unknown = [name for name in dict.fromkeys(names) if name not in seen]
     if unknown:
         raise InputError(
-            f"not learned yet: {', '.join(map(repr, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}; "
-            "further images are of classes that are known, and learn_task learns new ones"
+            f"not learned yet: {shortened(unknown)}; further images are of classes that are known, and learn_task "
+            "learns new ones"
         )
 
 

@@ -19,6 +19,7 @@ import morecl
 import tiny
 from morecl import checkpoint
 from morecl.catalogue import SHIPPED
+from morecl.digest import file_sha256
 from morecl.errors import InputError
 from morecl.files import sealed
 from morecl.methods import Learner
@@ -103,7 +104,7 @@ def forge_state(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) 
 
 
 def reseal(folder: Path) -> None:
-    edit(folder, lambda v: v.update(state_sha256=checkpoint._sha256(folder / "state.safetensors")))
+    edit(folder, lambda v: v.update(state_sha256=file_sha256(folder / "state.safetensors")))
 
 
 def nan_weight(state: dict[str, torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from morecl.classifier.names import shortened
+from morecl.errors import few, shortened
 
 NAMED = 3  # pictures that a note names
 
@@ -48,8 +48,8 @@ class Sorting:
         places = [" and ".join(f"{name(i)} ({names[i]!r})" for i in images) for images in self.contradictory]
         left_out = "1 picture was" if len(places) == 1 else f"{len(places):,} pictures were"
         return [
-            f"{left_out} left out, being in several classes at once: {_few(places)}. Remove the wrong files and teach "
-            "the others again, on the command line with --more"
+            f"{left_out} left out, being in several classes at once: {few(places, NAMED, '; ')}. "
+            "Remove the wrong files and teach the others again, on the command line with --more"
         ]
 
     def notes_of_mistaught(self, names: Sequence[str], name: Name) -> list[str]:
@@ -58,7 +58,7 @@ class Sorting:
         places = [f"{name(i)} (taught as {before!r}, now {names[i]!r})" for i, before in self.mistaught]
         stay = "1 image stays" if len(places) == 1 else f"{len(places):,} images stay"
         return [
-            f"{stay} what the model was taught before, since it cannot unlearn one image: {_few(places)}. "
+            f"{stay} what the model was taught before, since it cannot unlearn one image: {few(places, NAMED, '; ')}. "
             "To correct it, undo the lesson that taught it, which also takes back later lessons, or forget the class "
             f"{shortened(sorted({before for _, before in self.mistaught}))}; then teach the images again, on the "
             "command line with --more. If it was the first lesson, teach a new model"
@@ -83,8 +83,3 @@ def sort_out(prints: NDArray[np.uint64], names: Sequence[str], taught: Mapping[i
     disputed = np.flatnonzero(np.isin(prints, prints[[images[0] for images in contradictory]]))
     left_out = len(prints) - len(fresh) - len(disputed)
     return Sorting(np.sort(np.array(fresh, np.int64)), contradictory, disputed, mistaught, left_out)
-
-
-def _few(places: Sequence[str]) -> str:
-    more = len(places) - NAMED
-    return "; ".join(places[:NAMED]) + (f"; and {more:,} more" if more > 0 else "")

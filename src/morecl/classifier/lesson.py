@@ -15,12 +15,12 @@ from PIL import Image
 
 from morecl.classifier import duplicates, holding
 from morecl.classifier.duplicates import Sorting
-from morecl.classifier.names import check_name, shortened, two_classes
+from morecl.classifier.names import check_name, two_classes
 from morecl.classifier.plan import Plan, plan, within
 from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
-from morecl.errors import InputError
+from morecl.errors import InputError, shortened
 from morecl.labels import composed
 from morecl.methods import Learner
 from morecl.pictures import AnyImages, some

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from morecl.classifier.evaluation import UNKNOWN
@@ -56,9 +56,3 @@ def two_classes(names: Iterable[str], known: Iterable[str]) -> list[str]:
         "the lesson, or start a new model, and teach the images in one folder"
         for name, other in look_alikes(names, known)
     ]
-
-
-def shortened(names: Sequence[str], most: int = 5) -> str:
-    """``'a', 'b' and 3 more``."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -11,7 +11,6 @@ next change. Versions that share a backbone share its file (a hard link), where 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -25,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from morecl import __version__
-from morecl.errors import InputError, NewerFormatError
+from morecl.digest import file_sha256
+from morecl.errors import InputError, NewerFormatError, first_problem
 from morecl.files import SEAL, atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import composed
 from morecl.locking import belongs_to_claim, claimed
@@ -321,7 +321,7 @@ def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
         "images": classifier.images,
         "curve": classifier.curve,
         "temperature": classifier.temperature,
-        "held_sha256": _sha256(folder / HELD),
+        "held_sha256": file_sha256(folder / HELD),
     }
     write_json(folder / DETAILS, sealed(details))
 
@@ -330,7 +330,7 @@ def _share(file: Path, other: Path | None) -> None:
     """Replace ``file`` by a hard link to ``other`` if they are the same and the file system can."""
     if other is None or not file.is_file() or not other.is_file() or file.stat().st_size != other.stat().st_size:
         return
-    if _sha256(file) != _sha256(other):
+    if file_sha256(file) != file_sha256(other):
         return
     link = file.with_name(f"{file.name}.link")
     with suppress(OSError):
@@ -400,7 +400,7 @@ def _read_held(file: Path, sha256: str) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
     try:
-        if _sha256(file) != sha256:
+        if file_sha256(file) != sha256:
             raise InputError(f"{file} is damaged: it is not the file that was saved (its sha256 differs)")
         held = load_file(file)
     except PermissionError as error:
@@ -426,12 +426,6 @@ def _read_sealed(file: Path, kind: type[T]) -> T:
     except InputError:
         raise
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{file} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InputError(f"{file} is damaged: {first_problem(error)}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read ({error})") from error
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -8,13 +8,13 @@ start and would have to import the user's script again.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from morecl.cores import usable_cores
 from morecl.errors import InputError
 from morecl.images import ImageArray, open_image, square, why_unreadable
 from morecl.pictures import Rows
@@ -53,7 +53,7 @@ def decode_all(files: Sequence[Path], side: int, keep: Keep, *, progress: bool =
         keep(start, images)
         return start + len(some)
 
-    with counting("decoding images", len(files), visible=progress) as count, ThreadPoolExecutor(_threads()) as pool:
+    with counting("decoding images", len(files), visible=progress) as count, ThreadPoolExecutor(usable_cores()) as pool:
         try:
             for done in pool.map(block, range(0, len(files), size)):
                 count(done)
@@ -82,10 +82,4 @@ class Streamed:
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_threads(), thread_name_prefix="morecl-decode")
-
-
-def _threads() -> int:
-    """One per core that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, cores or 1)
+        return ThreadPoolExecutor(usable_cores(), thread_name_prefix="morecl-decode")

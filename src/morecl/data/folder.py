@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from morecl.data.cache import NoRoomError, decoded
 from morecl.data.decoding import Problems, Streamed, decode_all
 from morecl.data.stream import Dataset
-from morecl.errors import InputError
+from morecl.errors import InputError, few
 from morecl.labels import composed
 from morecl.pictures import InMemory, Pictures
 from morecl.ram import available_bytes
@@ -315,8 +315,7 @@ def _too_few(path: Path, name: str, readable: int, held: int, automatic: bool, s
 
 
 def _warn(path: Path, skipped: Sequence[str], total: int) -> None:
-    more = len(skipped) - _NAMED_IN_WARNING
-    named = "; ".join(skipped[:_NAMED_IN_WARNING]) + (f"; and {more} more" if more > 0 else "")
+    named = few(skipped, _NAMED_IN_WARNING, "; ")
     were = "was" if len(skipped) == 1 else "were"
     message = f"{len(skipped)} of {_counted(total, 'image')} under {path} could not be read and {were} skipped: {named}"
     warnings.warn(message, SkippedImagesWarning, stacklevel=4)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from morecl.config import LearnerConfig, SgdConfig
-from morecl.errors import DivergedError, InputError
+from morecl.errors import DivergedError, InputError, shortened
 from morecl.labels import Forgotten
 from morecl.memory import ReplayMemory
 from morecl.methods.tools import TrainingTools
@@ -213,7 +213,7 @@ class BetweenTasks(TrainingTools):
         """The position of a class that has not been forgotten."""
         label = label.item() if isinstance(label, np.generic) else label
         if isinstance(label, Forgotten) or label not in self.classes:
-            known = [repr(other) for other in self.classes if not isinstance(other, Forgotten)]
-            listed = ", ".join(known[:10]) + (" ..." if len(known) > 10 else "") or "nothing has been learned yet"
+            known = [other for other in self.classes if not isinstance(other, Forgotten)]
+            listed = shortened(known, 10) or "nothing has been learned yet"
             raise InputError(f"there is no class {label!r}; known: {listed}")
         return self.classes.index(label)

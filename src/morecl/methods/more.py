@@ -36,11 +36,10 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from morecl import gaussian, presets
 from morecl.config import LASTING, SCORING, SgdConfig
-from morecl.errors import InputError
+from morecl.errors import InputError, few
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
 from morecl.methods.between_tasks import State
@@ -48,6 +47,7 @@ from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
 from morecl.methods.sharing import power_of_two
+from morecl.methods.stacked_heads import StackedHeads
 from morecl.nn.head_steps import in_kernel
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
@@ -203,8 +203,7 @@ class More(ReplayLearner):
     ) -> None:
         """Train the heads of ``tasks`` further, on images with frozen features: own classes by label, others as *ood*.
 
-        The features of head j are those of network j, computed once. The heads do not depend on each other, so all are
-        trained together in one batch: head j is row j of the stacked weights, padded to the widest head.
+        The features of head j are those of network j, computed once.
 
         Args:
             parts: the images, n in all; columns: their classes (n,).
@@ -214,37 +213,23 @@ class More(ReplayLearner):
             more_epochs, rate: factors of the back-update's epochs and rate.
         """
         config = self.config
-        owner = torch.from_numpy(self.task_of_column())[columns]
-        first = np.cumsum([0, *self.task_sizes])
-
-        heads = [self.tasks[j].head for j in tasks]
-        widest = max(head.out_features for head in heads)
-        weight = torch.zeros(len(heads), widest, self.network.dim, device=self.device)
-        bias = torch.full((len(heads), widest), torch.finfo().min, device=self.device)  # probability 0
-        features, targets = [], []
-        for row, (j, head) in enumerate(zip(tasks, heads, strict=True)):
-            weight[row, : head.out_features], bias[row, : head.out_features] = head.weight.data, head.bias.data
-            features.append(torch.cat([self.embed(part, str(j if network is None else network)) for part in parts]))
-            targets.append((columns - int(first[j])).where(owner == j, head.out_features - 1))
-        X = torch.stack(features)  # (J, n, D)
-        y = torch.stack(targets).to(self.device)  # (J, n)
-        ood = torch.tensor([[head.out_features - 1] for head in heads], device=self.device)
-        share = emphasis(y, ood, config.back_update_own_share)  # (J, n), mean 1
+        heads = StackedHeads([net.head for net in self.tasks], tasks)
+        networks = [str(j if network is None else network) for j in tasks]
+        X = torch.stack([torch.cat([self.embed(part, name) for part in parts]) for name in networks])  # (J, n, D)
+        y = heads.targets(columns)  # (J, n)
+        share = emphasis(y, heads.ood, config.back_update_own_share)  # (J, n), mean 1
         if config.back_update_rate == "relative":
             share /= X.square().mean((1, 2))[:, None]  # scaling a head's loss scales its rate
-        weight.requires_grad_(), bias.requires_grad_()
 
         def batches(epoch: int) -> Iterator[Batch]:
             yield from self._weighted_batches(X.shape[1], config.back_update_batch_size, draw)
 
         def loss(index: Tensor, w: Tensor) -> Tensor:
-            logits = torch.baddbmm(bias[:, None], X[:, index], weight.mT)  # (J, B, widest)
-            errors = F.cross_entropy(logits.flatten(0, 1), y[:, index].flatten(), reduction="none")
-            errors = errors.view(len(heads), -1) * share[:, index]
+            errors = heads.errors(X[:, index], y[:, index]) * share[:, index]
             return (errors * w).sum() / w.sum()  # the sum over heads of each head's mean
 
         lr, momentum = rate * config.back_update_lr, config.back_update_momentum
-        optimizer = ProtectedSGD([weight, bias], lr, momentum)
+        optimizer = ProtectedSGD([heads.weight, heads.bias], lr, momentum)
         size = config.back_update_batch_size
         self._fit(
             loss,
@@ -257,9 +242,7 @@ class More(ReplayLearner):
             stage=stage,
             speed=False,
         )
-        for row, head in enumerate(heads):
-            head.weight.data.copy_(weight.detach()[row, : head.out_features])
-            head.bias.data.copy_(bias.detach()[row, : head.out_features])
+        heads.write_back()
 
     # ---- between tasks ----------------------------------------------------------------------------------------
 
@@ -271,8 +254,7 @@ class More(ReplayLearner):
             names = sorted({repr(self.classes[c]) for c in examples.columns[torch.isin(owner, torch.tensor(unable))]})
             raise InputError(
                 f"this learner was saved by an older morecl, without the spread of each class, so it cannot take "
-                f"further images of {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; "
-                "learn them under a new label, or teach a new learner"
+                f"further images of {few(names, 5)}; learn them under a new label, or teach a new learner"
             )
         seen = torch.cat([_padded_counts(net) for net in self.tasks]).cpu().numpy()
         draw = generator(self.config.seed, "examples", sum(int(net.samples) for net in self.tasks))

@@ -39,15 +39,16 @@ from torch.nn import functional as F
 
 from morecl import gaussian
 from morecl.config import SCORING
-from morecl.gaussian import MIN_DISTANCE
 from morecl.methods.base import TaskData, count
+from morecl.methods.gaussian_rule import GaussianRule
 from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
+from morecl.methods.stacked_heads import StackedHeads
 from morecl.nn.heads import task_head
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import LearnedTask, Output, Rule
+from morecl.scoring import LearnedTask, Output
 from morecl.training import Batch, ProtectedSGD, repeated_shuffles
 
 SHRINKAGE = 0.2  # share of the identity in the covariance
@@ -70,28 +71,16 @@ class RowTask(MaskedTask):
         self.wp_head = task_head(dim, classes, init)
 
 
-class RowRule(Rule):
+class RowRule(GaussianRule):
     """p(c | x, k) of the WP head, times the largest p(c | x) of the OOD head, over the Mahalanobis distance.
 
-    With one task there is nothing that its OOD head could have been told from, and it is not asked. State, for T tasks
-    and C classes: ``means`` (C, D), ``precisions`` (T, D, D).
+    With one task there is nothing that its OOD head could have been told from, and it is not asked.
     """
 
-    means: Tensor
-    precisions: Tensor
-
     def __init__(self, tasks: Callable[[], Sequence[RowTask]], dim: int, temperature: float):
-        super().__init__()
+        super().__init__(dim)
         self._tasks = tasks
         self.temperature = temperature
-        self.sizes: list[int] = []  # classes of each task
-        self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64))
-        self.register_buffer("precisions", torch.zeros(0, dim, dim, dtype=torch.float64))
-
-    def grow(self, classes: int) -> None:
-        self.sizes.append(classes)
-        self.means = F.pad(self.means, (0, 0, 0, classes))
-        self.precisions = F.pad(self.precisions, (0, 0, 0, 0, 0, 1))
 
     def fit(self, learned: LearnedTask) -> None:
         task = learned.task
@@ -103,12 +92,10 @@ class RowRule(Rule):
         self.precisions[task.index] = torch.linalg.inv(shrunk)
 
     def score(self, features: Sequence[Tensor]) -> Output:
-        means = self.means.split(self.sizes)
         parts = []
-        for net, z, of_task, precision in zip(self._tasks(), features, means, self.precisions, strict=True):
-            distance = gaussian.mahalanobis(z, of_task, precision).amin(1).clamp(min=MIN_DISTANCE)
+        for k, (net, z) in enumerate(zip(self._tasks(), features, strict=True)):
             within = (net.wp_head(z).double() / self.temperature).softmax(1)  # (N, C_k)
-            parts.append(within * (self._of_task(net, z) / distance)[:, None])
+            parts.append(within * (self._of_task(net, z) / self.nearest(k, z))[:, None])
         scores = torch.cat(parts, 1)
         return Output(scores, scores / scores.sum(1, keepdim=True), scores.amax(1))
 
@@ -188,37 +175,25 @@ class Row(ReplayLearner):
         )
 
     def _fit_ood_heads(self, task: TaskData, listener: Listener) -> None:
-        """Step c. Head j is row j of the stacked weights, padded to the widest head; all are trained at once."""
+        """Step c."""
         config = self.config
         draw = generator(config.seed, "ood-heads", task.index)
         drawn = self._balanced_sample(task, draw)
-        replay, sample = self.prepare(self.memory.images), self.prepare(task.images[drawn])
+        parts = [self.prepare(self.memory.images), self.prepare(task.images[drawn])]
         columns = torch.from_numpy(np.concatenate([self.memory.columns, task.columns.numpy()[drawn]]))
         owner = torch.from_numpy(self.task_of_column())[columns]  # (n,)
         trained = owner.unique().tolist()
-        first = np.cumsum([0, *self.task_sizes])
 
-        heads = [self.tasks[j].head for j in trained]
-        widest = max(head.out_features for head in heads)
-        weight = torch.zeros(len(heads), widest, self.network.dim, device=self.device)
-        bias = torch.full((len(heads), widest), torch.finfo().min, device=self.device)  # probability 0
-        features, targets = [], []
-        for row, (j, head) in enumerate(zip(trained, heads, strict=True)):
-            weight[row, : head.out_features] = head.weight.data
-            bias[row, : head.out_features] = head.bias.data
-            features.append(torch.cat([self.embed(replay, str(j)), self.embed(sample, str(j))]))
-            targets.append((columns - int(first[j])).where(owner == j, head.out_features - 1))
-        X = torch.stack(features)  # (J, n, D)
-        y = torch.stack(targets).to(self.device)  # (J, n)
-        weight.requires_grad_(), bias.requires_grad_()
-        index = torch.arange(len(heads), device=self.device)[:, None]
+        heads = StackedHeads([net.head for net in self.tasks], trained)
+        X = torch.stack([torch.cat([self.embed(part, str(j)) for part in parts]) for j in trained])  # (J, n, D)
+        y = heads.targets(columns)  # (J, n)
+        index = torch.arange(len(trained), device=self.device)[:, None]
 
         def batches(epoch: int) -> Iterator[Batch]:
             yield from ((rows,) for rows in _half_own(owner, trained, config.head_batch_size, draw).to(self.device))
 
         def loss(rows: Tensor) -> Tensor:
-            logits = torch.baddbmm(bias[:, None], X[index, rows], weight.mT)  # (J, 2 B, widest)
-            errors = F.cross_entropy(logits.flatten(0, 1), y[index, rows].flatten(), reduction="none")
+            errors = heads.errors(X[index, rows], y[index, rows])  # (J, 2 B)
             return errors.sum() / rows.shape[1]  # summed over heads, each trained on its own mean
 
         self._fit(
@@ -227,13 +202,11 @@ class Row(ReplayLearner):
             task=task,
             listener=listener,
             images=len(columns),
-            optimizer=self._head_optimizer([weight, bias]),
+            optimizer=self._head_optimizer([heads.weight, heads.bias]),
             epochs=config.ood_epochs,
             stage="ood-heads",
         )
-        for row, head in enumerate(heads):
-            head.weight.data.copy_(weight.detach()[row, : head.out_features])
-            head.bias.data.copy_(bias.detach()[row, : head.out_features])
+        heads.write_back()
 
     def _balanced_sample(self, task: TaskData, draw: torch.Generator) -> np.ndarray:
         """Indices of random images of the task, of each class as many as a class has in memory."""

@@ -47,11 +47,12 @@ from morecl import gaussian
 from morecl.config import SCORING
 from morecl.gaussian import MIN_DISTANCE, Gaussians
 from morecl.methods.base import TaskData
+from morecl.methods.gaussian_rule import GaussianRule
 from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.nn.network import Norms
 from morecl.progress import Listener
 from morecl.random import generator
-from morecl.scoring import HeadsOf, LearnedTask, Output, Rule
+from morecl.scoring import HeadsOf, LearnedTask, Output
 from morecl.training import ProtectedSGD
 
 MIN_SCALE = 0.01  # of the mean of largest logits
@@ -88,19 +89,14 @@ class TplConfig(ReplayConfig):
     )
 
 
-class TplRule(Rule):
-    """Eq. 3 and 11. State: each task's Gaussians and scales, the memory's features, the calibration.
+class TplRule(GaussianRule):
+    """Eq. 3 and 11. State beside the Gaussians, for T tasks and M images in memory:
 
-    Buffers, for T tasks, C classes, M images in memory:
-
-    - ``means`` (C, D), ``precisions`` (T, D, D): the classes as Gaussians, one covariance per task;
     - ``scales`` (T, 2): means of MD and of the largest logit over the task's training images (1 / beta, Eq. 10);
     - ``replayed`` (T, M, D): features of the memory under each network, of length 1; ``owner`` (M,): their tasks;
     - ``calibration`` (T, 2): scale and shift of each task's score.
     """
 
-    means: Tensor
-    precisions: Tensor
     scales: Tensor
     replayed: Tensor
     owner: Tensor
@@ -117,25 +113,20 @@ class TplRule(Rule):
         md_mean: MdMean,
         calibrate: bool,
     ):
-        super().__init__()
+        super().__init__(dim)
         self._heads = heads
         self.temperature = temperature
         self.neighbours = neighbours
         self.sign = -1 if composition == "minimum" else 1
         self.md_mean = md_mean
         self.calibrate = calibrate
-        self.sizes: list[int] = []  # classes of each task
-        self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64))
-        self.register_buffer("precisions", torch.zeros(0, dim, dim, dtype=torch.float64))
         self.register_buffer("scales", torch.ones(0, 2, dtype=torch.float64))
         self.register_buffer("replayed", torch.zeros(0, 0, dim))
         self.register_buffer("owner", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("calibration", torch.zeros(0, 2, dtype=torch.float64))
 
     def grow(self, classes: int) -> None:
-        self.sizes.append(classes)
-        self.means = F.pad(self.means, (0, 0, 0, classes))
-        self.precisions = F.pad(self.precisions, (0, 0, 0, 0, 0, 1))
+        super().grow(classes)
         self.scales = F.pad(self.scales, (0, 0, 0, 1), value=1.0)
         identity = self.calibration.new_tensor([[1.0, 0.0]])
         self.calibration = torch.cat([self.calibration, identity])
@@ -203,9 +194,7 @@ class TplRule(Rule):
 
     def _inverse_distance(self, k: int, z: Tensor) -> Tensor:
         """1 / squared Mahalanobis distance to the nearest class of task ``k``, (N,)."""
-        first = sum(self.sizes[:k])
-        distance = gaussian.mahalanobis(z, self.means[first : first + self.sizes[k]], self.precisions[k])
-        return distance.amin(1).clamp(min=MIN_DISTANCE) ** -2
+        return self.nearest(k, z) ** -2
 
     def _neighbour_distance(self, k: int, z: Tensor) -> Tensor:
         """Squared distance, on the unit sphere, to the n-th nearest replayed image of another task: (N,)."""

@@ -32,7 +32,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from morecl.catalogue import SHIPPED
-from morecl.errors import InputError, unknown_name
+from morecl.errors import InputError, few, unknown_name
 from morecl.nn.available import ShapesOnly
 from morecl.nn.families import FAMILIES, ViT, family_of, refusal
 from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec
@@ -271,7 +271,7 @@ def _load_state(vit: ViT, state: Mapping[str, Tensor], source: str, way_out: str
         if fitted[key].shape != want[key].shape
     ]
     problems = [
-        f"{label}: {', '.join(keys[:8])}{f' and {len(keys) - 8} more' if len(keys) > 8 else ''}"
+        f"{label}: {few(keys, 8)}"
         for label, keys in (("missing", missing), ("wrong shape", wrong), ("not expected", extra))
         if keys
     ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from morecl.errors import InputError
+from morecl.errors import InputError, few
 from morecl.records import Record, read_record
 
 RECORD_NAME = "result.json"
@@ -27,9 +27,8 @@ class Collected:
         """What a report must say of records that it lacks, the first of them named; empty if it lacks none."""
         if not self.problems:
             return []
-        count, more = len(self.problems), len(self.problems) - NAMED
-        named = "; ".join(self.problems[:NAMED]) + (f"; and {more:,} more" if more > 0 else "")
-        return [f"Left out, since {'it' if count == 1 else 'they'} cannot be read: {named}."]
+        which = "it" if len(self.problems) == 1 else "they"
+        return [f"Left out, since {which} cannot be read: {few(self.problems, NAMED, '; ')}."]
 
 
 def collect(paths: Sequence[Path]) -> Collected:

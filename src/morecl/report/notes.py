@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from morecl.errors import few
 from morecl.records import Record
 from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, repetitions
 from morecl.report.paper import (
@@ -15,6 +16,7 @@ from morecl.report.paper import (
     OTHER,
     OURS,
     PAPERS,
+    PAPERS_WEIGHTS,
     PRETRAINED_ON,
     REFERENCE,
     UPPER_BOUND,
@@ -81,18 +83,12 @@ def unlike_data_note(grid: Grid) -> list[str]:
                 rows[record.data.train_images, record.data.test_images, images][label] = None
             alike = len({key[:2] for key in rows}) < len(rows)  # as many, but others
             each = [
-                f"{_few(list(labels))}: {train:,} to train, {test:,} to test" + (f", data {images}" if alike else "")
+                f"{few(list(labels), 3)}: {train:,} to train, {test:,} to test" + (f", data {images}" if alike else "")
                 for (train, test, images), labels in rows.items()
             ]
             if len(each) > 1:
                 found.append(f"{column.label} ({'; '.join(each)})")
     return [f"Not on the same images, so not comparable: {', '.join(found)}."] if found else []
-
-
-def _few(labels: Sequence[str], most: int = 3) -> str:
-    """The first labels, and how many more there are."""
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
 
 
 def repeated_note(grid: Grid) -> list[str]:
@@ -114,10 +110,11 @@ def _paper_notes(grid: Grid) -> list[str]:
     compared = [column for column in columns if paper_settings(column.benchmark)]
     found = [f"Numbers of the paper: {paper()['source']}."] if compared else []
     runs_of = {column: [r for row in grid.values() for r in row.get(column, [])] for column in columns}
-    weights = {r.backbone.sha256 for of_column in runs_of.values() for r in of_column} & paper()["weights"].keys()
+    declared = PAPERS_WEIGHTS.get()
+    weights = {r.backbone.sha256 for of_column in runs_of.values() for r in of_column} & declared.keys()
     if compared and weights:
         kinds = {condition: classes for classes, condition in PRETRAINED_ON.items()}
-        listed = ", ".join(f"{one[:8]} ({kinds[paper()['weights'][one]]} classes)" for one in sorted(weights))
+        listed = ", ".join(f"{one[:8]} ({kinds[declared[one]]} classes)" for one in sorted(weights))
         found.append(f"Weights taken for the paper's, as declared: {listed}.")
     for label, ours, theirs in _DIFFERENCES:
         parts = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, cast
 
 from morecl import presets
@@ -59,6 +61,9 @@ BENCHMARKS: dict[str, tuple[str, int | tuple[int, ...]]] = {
     "digits-unequal": ("Digits-unequal", (1, 3, 1, 4, 1)),
     "digits-one-by-one": ("Digits-one-by-one", 10),
 }
+
+# sha256 of weights that are declared the paper's, and the experiment that they belong to: see declared_weights
+PAPERS_WEIGHTS: ContextVar[Mapping[str, str]] = ContextVar("papers_weights", default=MappingProxyType({}))
 
 
 @cache
@@ -159,7 +164,7 @@ def same_backbone(record: Record) -> bool:
     """Whether the paper's number is for the very same backbone: architecture and what it was pre-trained on."""
     if setting(record, "pretrained") is False:
         return record.backbone.name.partition(".")[0] in paper()["architectures"]
-    return record.backbone.sha256 in paper()["weights"]
+    return record.backbone.sha256 in PAPERS_WEIGHTS.get()
 
 
 @contextmanager
@@ -175,12 +180,11 @@ def declared_weights(texts: Sequence[str], records: Sequence[Record]) -> Iterato
         if sha256 in declared:
             raise InputError(f"--paper-weights {sha256[:8]} is given twice; leave one out")
         declared[sha256] = experiment
-    known = paper()["weights"]
-    paper()["weights"] = known | declared
+    before = PAPERS_WEIGHTS.set(declared)
     try:
         yield
     finally:
-        paper()["weights"] = known
+        PAPERS_WEIGHTS.reset(before)
 
 
 def _declaration(text: str, records: Sequence[Record]) -> tuple[str, str]:
@@ -211,7 +215,7 @@ def condition(record: Record) -> str | None:
     changes = []
     if setting(record, "pretrained") is False:
         changes.append("no_pretraining")
-    elif (weights := paper()["weights"].get(record.backbone.sha256, "main")) != "main":
+    elif (weights := PAPERS_WEIGHTS.get().get(record.backbone.sha256, "main")) != "main":
         changes.append(weights)
     if setting(record, "freeze_backbone") is False:
         changes.append("trained_backbone")

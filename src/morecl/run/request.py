@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from morecl.config import LearnerConfig
 from morecl.data import Division, Recipe, check_stream, load_recipe
 from morecl.data.datasets import FOLDER
-from morecl.errors import InputError
+from morecl.errors import InputError, first_problem
 from morecl.methods import method_class
 from morecl.run.folder import RUN
 from morecl.run.settings import effective_settings, recipe_settings, unsearched_rate
@@ -178,9 +178,7 @@ def read_request(out: Path) -> RunRequest:
     except FileNotFoundError as error:
         raise InputError(f"{out} holds no run (no {RUN})") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{out / RUN} cannot be read: {f'{where}: ' if where else ''}{first['msg']}") from error
+        raise InputError(f"{out / RUN} cannot be read: {first_problem(error)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{out / RUN} cannot be read: {error}") from error
 

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from morecl import __version__
 from morecl.classifier.conformal import ACCEPT
 from morecl.classifier.core import TOP
-from morecl.classifier.names import check_name, shortened
-from morecl.errors import InputError
+from morecl.classifier.names import check_name
+from morecl.errors import InputError, shortened
 from morecl.images import ImageArray
 from morecl.serve import metrics
 from morecl.serve.jobs import Job, Labels

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from morecl.cores import usable_cores
 from morecl.errors import InputError
 from morecl.images import ImageArray
 from morecl.serve.limits import Limits, RefusedError
@@ -239,7 +240,7 @@ class Jobs:
         """The process, with its order given; ``None`` if the job was cancelled meanwhile."""
         images = str(self._folder(job) / "images.npy")
         order = Order(str(self._model), images, labels.names, labels.files, job.more, self._device)
-        threads = str(max(1, (os.cpu_count() or 1) // 2))
+        threads = str(max(1, usable_cores() // 2))
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} | dict(os.environ)
         with self._changed:
             if job.ended:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 
+from morecl.cores import usable_cores
 from morecl.errors import InputError
 from morecl.run import SHARED
 from morecl.suite import child
@@ -31,7 +32,7 @@ class Here:
             raise InputError(f"--jobs is 1 or more, not {jobs}")
         self.title = f"{jobs} at once"
         self._jobs = jobs
-        self._environment = child.environment_for(max(1, _cores() // jobs) if jobs > 1 else None)
+        self._environment = child.environment_for(max(1, usable_cores() // jobs) if jobs > 1 else None)
         self._count_cards = count_cards or _count_cards
         self._running: list[LocalJob] = []
         self._all_movable = True  # no run that was started has chosen its device
@@ -101,8 +102,3 @@ def _count_cards() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

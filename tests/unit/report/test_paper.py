@@ -68,26 +68,25 @@ def test_the_packaged_numbers_give_the_averages_that_the_paper_prints(
         assert sum(values) / 5 == pytest.approx(printed, abs=0.006)
 
 
-def test_another_backbone_is_marked_and_the_papers_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_backbone_is_marked_and_the_papers_is_not() -> None:
     record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
     table = main_table([record])
     cell = table.rows[Row("gd")][0]
     assert cell is not None and cell.paper_text() == "89.16 ± 0.53†" and not same_backbone(record)
     assert "† with its own backbone (DeiT-S/16 pre-trained on 611 ImageNet classes)" in table.full_caption
-    monkeypatch.setitem(paper()["weights"], record.backbone.sha256, "main")
-    table = main_table([record])
+    with declared_weights([f"{record.backbone.sha256}=611"], [record]):
+        table = main_table([record])
     cell = table.rows[Row("gd")][0]
     assert cell is not None and cell.paper_text() == "89.16 ± 0.53" and table.full_caption.endswith("the paper.")
 
 
-def test_weights_trained_on_200_classes_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_trained_on_200_classes_have_numbers_of_their_own() -> None:
     record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
-    monkeypatch.setitem(paper()["weights"], record.backbone.sha256, "pretrained_on_200_classes")
-    assert (
-        paper_number(record, "aca") == (80.44, 0.86) and paper_number(record, "auc") is None and same_backbone(record)
-    )
     half = record.model_copy(update={"config": {"memory_size": 100}})
-    assert paper_number(half, "aca") is None
+    with declared_weights([f"{record.backbone.sha256}=200"], [record]):
+        assert paper_number(record, "aca") == (80.44, 0.86) and same_backbone(record)
+        assert paper_number(record, "auc") is None
+        assert paper_number(half, "aca") is None
 
 
 def test_weights_can_be_declared_the_papers() -> None:
@@ -102,7 +101,7 @@ def test_weights_can_be_declared_the_papers() -> None:
     ):
         with pytest.raises(InputError, match=says), declared_weights([f"{start}=200", wrong], records):
             pass
-    assert paper()["weights"] == {} and not any("as declared" in note for note in notes(records))
+    assert not any("as declared" in note for note in notes(records))
     with declared_weights([f"{start}=200"], records):
         assert paper_number(records[0], "aca") == (80.44, 0.86) and same_backbone(records[0])
         assert paper_number(records[1], "aca") == (89.16, 0.53) and not same_backbone(records[1])

@@ -326,6 +326,17 @@ def test_a_lesson_that_fails_says_why_and_changes_nothing(serve: Serve, teacher:
     assert client.get("/ready").json()["version"] == 2
 
 
+def test_a_lesson_gets_half_of_the_cores_that_the_server_may_use(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (variables := ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    _, client = serve(
+        f"import json, os; print(json.dumps({{'error': ' '.join(os.environ[name] for name in {variables})}}))"
+    )
+    assert ended(client, teach(client, pictures(NEW, 1)))["error"] == "3 3"
+
+
 def test_a_lesson_that_was_saved_counts_even_if_it_was_killed_after_that(serve: Serve, model: Path) -> None:
     """The process is cancelled between the commit and its last word."""
     saves = f"""

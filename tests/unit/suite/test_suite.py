@@ -591,7 +591,7 @@ def test_jobs_run_at_once_with_their_share_of_the_cores(
     tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(here, "_cores", lambda: 7)
+    monkeypatch.setattr(here, "usable_cores", lambda: 7)
     for name, other in (("a", "b"), ("b", "a")):  # each waits for the other: alone, it would fail
         scripts[name] = (
             "import os, pathlib, sys, time; here = pathlib.Path(sys.argv[1]).parent\n"

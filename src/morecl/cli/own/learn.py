@@ -30,7 +30,7 @@ from morecl.cli.own.common import (
     seconds_text,
 )
 from morecl.cli.terminal import exit_interrupted, output_console, printable
-from morecl.errors import DivergedError, InputError
+from morecl.errors import DivergedError, InputError, shortened
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
 
@@ -178,7 +178,7 @@ class _Teacher:
             InputError: a new class has nothing to learn.
         """
         from morecl.classifier.lesson import NothingNewError, course
-        from morecl.classifier.names import shortened, two_classes
+        from morecl.classifier.names import two_classes
 
         self._before, self._started = self._versions(), time.monotonic()
         known = set(classifier.classes)
@@ -203,7 +203,6 @@ class _Teacher:
     def expect_nothing_new(self, classifier: Classifier, files: list[Path], names: list[str]) -> None:
         """Raise :class:`InputError` if there are further images of the classes, which it was not asked to take in."""
         from morecl.classifier.lesson import NothingNewError, count_new
-        from morecl.classifier.names import shortened
 
         try:
             with _watching(self._console) as display:

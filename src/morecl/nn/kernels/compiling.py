@@ -11,7 +11,6 @@ What of Triton is used here is not all documented; it is looked up late, so that
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import triton
+
+from morecl.cores import usable_cores
 
 # for every launch: a product and a sum in one instruction, which Triton 3.10 will no longer do unless it is asked to
 FUSED = {"enable_fp_fusion": True}
@@ -34,8 +35,7 @@ def compile_all(launches: Callable[[], object]) -> None:
     Other threads may launch kernels meanwhile. Must run in a context of its own (:mod:`contextvars`), not twice at the
     same time. Raises what the compiler raises.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool = ThreadPoolExecutor(cores, "compile")
+    pool = ThreadPoolExecutor(usable_cores(), "compile")
     with _only_compiled(), _one_parser(), pool, triton.AsyncCompileMode(_WithLaunchers(pool)):
         launches()
 
