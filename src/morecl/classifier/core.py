@@ -188,14 +188,7 @@ class Classifier:
             reading: called after each image that was read.
         """
         return teach(
-            self,
-            "learn",
-            images,
-            labels,
-            hold_back=hold_back,
-            minutes=minutes,
-            listener=listener,
-            reading=reading,
+            self, "learn", images, labels, hold_back=hold_back, minutes=minutes, listener=listener, reading=reading
         )
 
     def add(

@@ -1,7 +1,7 @@
 """A model as a folder with a history of versions.
 
     MODEL/model.json       which versions there are, oldest first; the last is in use. No number is given twice
-    MODEL/versions/3/      one version, complete: a learner (see morecl.checkpoint), classifier.json, held.safetensors
+    MODEL/versions/3/      one version, complete (see morecl.classifier.version_files)
     MODEL/.lock            held by whoever changes the model
 
 A new version is written under a temporary name and renamed, then ``model.json`` is replaced: whatever kills the process
@@ -11,7 +11,6 @@ next change. Versions that share a backbone share its file (a hard link), where 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -19,26 +18,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from morecl import __version__
-from morecl.digest import file_sha256
-from morecl.errors import InputError, NewerFormatError, first_problem
-from morecl.files import SEAL, atomic_folder, refuse_newer, sealed, write_json
-from morecl.labels import composed
+from morecl.classifier import version_files
+from morecl.classifier.version_files import FORMAT, read_sealed
+from morecl.errors import InputError, NewerFormatError
+from morecl.files import atomic_folder, sealed, write_json
 from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
-    from morecl.methods import Learner
 
-FORMAT = "morecl.model/1"
-MODEL, VERSIONS, DETAILS, HELD = "model.json", "versions", "classifier.json", "held.safetensors"
+MODEL, VERSIONS = "model.json", "versions"
 KEEP = 5  # versions
-
-T = TypeVar("T", bound=BaseModel)
 
 
 class Version(BaseModel):
@@ -67,17 +62,6 @@ class History(BaseModel):
     @property
     def highest(self) -> int:
         return max(self.last_number, self.versions[-1].number)
-
-
-class Details(BaseModel):
-    """``classifier.json``: what a classifier has beside its learner."""
-
-    model_config = ConfigDict(strict=True)
-
-    images: list[Annotated[int, Field(ge=0)]]
-    curve: list[dict[str, Any]]
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    held_sha256: str
 
 
 class ModelFolder:
@@ -121,10 +105,14 @@ class ModelFolder:
         except InputError:
             if not self._folder(number).is_dir():
                 raise
-            return _read(self._folder(number), device)
+            return version_files.read(self._folder(number), device)
         if number not in numbers:
             raise InputError(f"{self.path} has no version {number}; it has {', '.join(map(str, numbers))}")
-        return self.load_newest(device=device)[1] if number == numbers[-1] else _read(self._folder(number), device)
+        return (
+            self.load_newest(device=device)[1]
+            if number == numbers[-1]
+            else version_files.read(self._folder(number), device)
+        )
 
     def load_newest(self, *, device: str | None = None) -> tuple[list[Version], Classifier]:
         """The version in use, and all versions at that moment.
@@ -135,7 +123,7 @@ class ModelFolder:
         while True:
             newest = versions[-1].number
             try:
-                return versions, _read(self._folder(newest), device)
+                return versions, version_files.read(self._folder(newest), device)
             except (InputError, OSError) as error:
                 versions = self.versions()
                 if versions[-1].number != newest:
@@ -188,7 +176,7 @@ class ModelFolder:
         self._remove_leftovers(versions)
         try:
             with atomic_folder(self._folder(number)) as temporary:
-                _write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
+                version_files.write(classifier, temporary, self._folder(versions[-1].number) if versions else None)
         except BaseException:
             with suppress(OSError):  # it is not empty
                 (self.path / VERSIONS).rmdir()
@@ -229,7 +217,9 @@ class ModelFolder:
 
         A version that may not be read, or was written by another morecl, is not damaged: to undo it would delete it.
         """
-        if isinstance(error.__cause__, PermissionError) or _has_other_format(self._folder(versions[-1].number)):
+        if isinstance(error.__cause__, PermissionError) or version_files.has_other_format(
+            self._folder(versions[-1].number)
+        ):
             return ""
         for steps, version in enumerate(reversed(versions)):
             if self._is_whole(version.number):
@@ -240,7 +230,7 @@ class ModelFolder:
 
     def _is_whole(self, number: int) -> bool:
         try:
-            _read(self._folder(number), "cpu")
+            version_files.read(self._folder(number), "cpu")
         except InputError:
             return False
         return True
@@ -270,7 +260,7 @@ class ModelFolder:
             command = f"morecl learn {shlex.quote(str(self.path))} FOLDER"
             raise InputError(f"there is no model in {self.path}; `{command}` makes one")
         try:
-            return _read_sealed(file, History)
+            return read_sealed(file, History)
         except NewerFormatError:
             raise
         except InputError as error:
@@ -298,134 +288,3 @@ class ModelFolder:
 
 def _is_leftover(path: Path) -> bool:
     return path.name.startswith(f".{MODEL}.") and path.name.endswith(".tmp")
-
-
-def _write(classifier: Classifier, folder: Path, before: Path | None) -> None:
-    import torch
-
-    from morecl import checkpoint
-
-    checkpoint.write(classifier.learner, folder, include_backbone=True)
-    _share(folder / checkpoint.BACKBONE, before / checkpoint.BACKBONE if before else None)
-    tensors = {
-        "images": torch.from_numpy(classifier.held.images),
-        "columns": torch.from_numpy(classifier.held.columns),
-        "ood_scores": torch.from_numpy(classifier.measured.ood_scores),
-        "right": torch.from_numpy(classifier.measured.right),
-        "seen": torch.from_numpy(classifier.seen.prints.view("int64")),
-        "seen_columns": torch.from_numpy(classifier.seen.columns),
-    }
-    checkpoint.save_tensors(tensors, folder / HELD)
-    details = {
-        "format": FORMAT,
-        "images": classifier.images,
-        "curve": classifier.curve,
-        "temperature": classifier.temperature,
-        "held_sha256": file_sha256(folder / HELD),
-    }
-    write_json(folder / DETAILS, sealed(details))
-
-
-def _share(file: Path, other: Path | None) -> None:
-    """Replace ``file`` by a hard link to ``other`` if they are the same and the file system can."""
-    if other is None or not file.is_file() or not other.is_file() or file.stat().st_size != other.stat().st_size:
-        return
-    if file_sha256(file) != file_sha256(other):
-        return
-    link = file.with_name(f"{file.name}.link")
-    with suppress(OSError):
-        os.link(other, link)
-        os.replace(link, file)
-
-
-def _has_other_format(folder: Path) -> bool:
-    """Whether a version is whole as far as can be seen, but of a format that is not this morecl's."""
-    from morecl.checkpoint import LEARNER_FORMAT
-
-    for name, expected in ((DETAILS, FORMAT), ("learner.json", LEARNER_FORMAT)):
-        with suppress(OSError, ValueError, RecursionError):
-            value = json.loads((folder / name).read_text(encoding="utf-8"))
-            if isinstance(value, dict) and value.get("format", expected) != expected:
-                return True
-    return False
-
-
-def _read(folder: Path, device: str | None) -> Classifier:
-    import numpy as np
-
-    from morecl import checkpoint
-    from morecl.classifier.core import Classifier, Measured
-    from morecl.classifier.holding import HeldBack, Seen
-
-    learner = checkpoint.load(folder, device=device)
-    details = _read_sealed(folder / DETAILS, Details)
-    held = _read_held(folder / HELD, details.held_sha256)
-    count, classes, side = len(held["columns"]), len(learner.classes), learner.backbone.input.resize
-    expected = {
-        "images": ((count, side, side, 3), np.uint8),
-        "columns": ((count,), np.int64),
-        "ood_scores": ((count,), np.float64),
-        "right": ((count,), np.bool_),
-        "seen": (held["seen"].shape[:1], np.int64),
-        "seen_columns": (held["seen"].shape[:1], np.int64),
-    }
-    for key, (shape, kind) in expected.items():
-        if held[key].shape != shape or held[key].dtype != kind:
-            raise InputError(f"{folder} is damaged: {HELD}, {key} is {held[key].dtype} {held[key].shape}")
-    columns = np.concatenate([held["columns"], held["seen_columns"]])
-    if len(details.images) != classes or (len(columns) and not 0 <= columns.min() <= columns.max() < classes):
-        raise InputError(f"{folder} is damaged: {DETAILS} and {HELD} do not fit its learner")
-    if not np.isfinite(held["ood_scores"]).all():
-        raise InputError(f"{folder} is damaged: {HELD} holds scores that are not finite")
-    _compose_names(learner)
-    return Classifier(
-        learner,
-        held=HeldBack(held["images"], held["columns"]),
-        seen=Seen(held["seen"].view(np.uint64), held["seen_columns"]),
-        images=details.images,
-        curve=details.curve,
-        measured=Measured(held["ood_scores"], held["right"], details.temperature),
-    )
-
-
-def _compose_names(learner: Learner) -> None:
-    """Spell names as new ones are; earlier versions of morecl kept them as given. Two that would be one stay two."""
-    for name in list(learner.classes):
-        if isinstance(name, str) and composed(name) != name and composed(name) not in learner.classes:
-            learner.rename(name, composed(name))
-
-
-def _read_held(file: Path, sha256: str) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        if file_sha256(file) != sha256:
-            raise InputError(f"{file} is damaged: it is not the file that was saved (its sha256 differs)")
-        held = load_file(file)
-    except PermissionError as error:
-        raise InputError(f"{file} may not be read ({error.strerror})") from error
-    except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{file} is damaged: {error}") from error
-    if missing := {"images", "columns", "ood_scores", "right", "seen", "seen_columns"} - held.keys():
-        raise InputError(f"{file} is damaged: it has no {', '.join(sorted(missing))}")
-    return held
-
-
-def _read_sealed(file: Path, kind: type[T]) -> T:
-    """A JSON file of this format, checked against its seal."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            refuse_newer(file, value.get("format"), FORMAT)
-        if not isinstance(value, dict) or value.get("format") != FORMAT or value != sealed(value):
-            raise InputError(f"{file} is damaged, or was written by another version of morecl (expected {FORMAT})")
-        return kind.model_validate({key: part for key, part in value.items() if key not in ("format", SEAL)})
-    except InputError:
-        raise
-    except ValidationError as error:
-        raise InputError(f"{file} is damaged: {first_problem(error)}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read ({error})") from error

@@ -17,8 +17,9 @@ import morecl
 import tiny
 from morecl import checkpoint
 from morecl.catalogue import SHIPPED
-from morecl.classifier import Classifier, ModelFolder, store
-from morecl.classifier.store import DETAILS, HELD, MODEL, VERSIONS
+from morecl.classifier import Classifier, ModelFolder, version_files
+from morecl.classifier.store import MODEL, VERSIONS
+from morecl.classifier.version_files import DETAILS, HELD
 from morecl.errors import InputError
 from morecl.files import sealed, write_json
 
@@ -180,7 +181,7 @@ def test_a_version_that_is_removed_while_it_is_read_is_no_error(
 ) -> None:
     """Another process undoes it: the one before is read, and nobody is told to undo once more."""
     model.commit(first, "rename", "k0 to k0")
-    read, tried = store._read, []
+    read, tried = version_files.read, []
 
     def reading(folder: Path, device: str | None) -> Classifier:
         tried.append(folder.name)
@@ -189,7 +190,7 @@ def test_a_version_that_is_removed_while_it_is_read_is_no_error(
             raise error("gone")
         return read(folder, device)
 
-    monkeypatch.setattr(store, "_read", reading)
+    monkeypatch.setattr(version_files, "read", reading)
     versions, opened = model.load_newest()
     assert tried == ["2", "1"] and [version.number for version in versions] == [1]
     assert opened.classes == first.classes
@@ -205,7 +206,7 @@ def test_a_first_version_that_cannot_be_saved_leaves_nothing(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_write", full)
+    monkeypatch.setattr(version_files, "write", full)
     folder = ModelFolder(tmp_path / "deep" / "model")
     with pytest.raises(OSError, match="No space left"), folder.changing():
         folder.commit(first, "learn")
@@ -216,9 +217,9 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(model: ModelFolder, m
     def locked(*_: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
-    for module in (checkpoint, store):
+    for module in (checkpoint, version_files):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_sha256", locked)
+            patch.setattr(module, "file_sha256", locked)
             with pytest.raises(InputError, match=r"safetensors may not be read \(Permission denied\)$"):
                 model.load()
 
