@@ -21,7 +21,7 @@ from torch import Tensor
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.digest import file_sha256
-from morecl.errors import InputError, first_problem
+from morecl.errors import DamagedError, InputError, first_problem
 from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
@@ -228,8 +228,8 @@ def _load_backbone(path: Path, saved: BackboneEntry, moved: str | None, config: 
     return loaded
 
 
-def _damaged(path: Path, reason: str) -> InputError:
-    return InputError(f"{path} is damaged: {reason}")
+def _damaged(path: Path, reason: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged: {reason}")
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, unread: Pictures | None = None) -> None:

@@ -140,6 +140,9 @@ class LearnerConfig(BaseModel):
             causes = " or ".join(cause.partition("=")[0] for cause in by_cause)
             raise InputError(f"{', and '.join(told)}. Leave it out, or change {causes}")
 
+    def refuse_classes(self, count: int) -> None:
+        """Raise :class:`InputError` if the method cannot learn so many classes with these settings."""
+
     @property
     def trains(self) -> bool:
         """Whether the method trains anything by gradient descent."""

@@ -21,6 +21,10 @@ class BusyError(InputError):
     """Another process is at work in a folder."""
 
 
+class DamagedError(InputError):
+    """A file of ours is not as it was saved."""
+
+
 class NewerFormatError(InputError):
     """A file that a newer morecl wrote, in a format that this one does not know."""
 

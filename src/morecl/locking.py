@@ -79,6 +79,18 @@ def claimed(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_claimed(folder: Path) -> bool:
+    """Whether another process seems to be at work in ``folder``. For sure knows only :func:`claimed`."""
+    with suppress(OSError):
+        if found := _read(folder / CLAIM):
+            claim, renewed = found
+            if claim.boot == _boot():
+                os.kill(claim.pid, 0)  # a ProcessLookupError: it has ended, or is in another container
+                return claim.pid != os.getpid()
+            return abs(time.time() - renewed) < EXPIRE_SECONDS
+    return False
+
+
 def belongs_to_claim(path: Path) -> bool:
     """Whether ``path`` is one of the files that :func:`claimed` makes; they say nothing about what a folder holds."""
     return path.name == LOCK or path.name.startswith(CLAIM)

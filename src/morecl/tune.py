@@ -44,7 +44,9 @@ class Trial(BaseModel):
     epochs: int
     aca: float | None
     aia: float | None
-    seconds: float | None = Field(description="of all its runs; null if one shared its card or cores with others")
+    seconds: float | None = Field(
+        description="of all its runs; null if one diverged, or shared its card or cores with others"
+    )
     note: str = ""
 
 
@@ -186,7 +188,7 @@ def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch
                     else:
                         record = launch.start(request, folder, watcher=watcher)
             except DivergedError as error:
-                return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=_seconds(records), note=str(error))
+                return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=None, note=str(error))
         records.append(record)
     return _scored(pair, records)
 
@@ -230,7 +232,7 @@ def _ended_trial(pair: tuple[float, int], outcomes: Sequence[Outcome]) -> Trial:
     if diverged := next((outcome.reason for outcome in outcomes if not outcome.record), None):
         lr, epochs = pair
         reason = diverged.removeprefix(DIVERGED).strip()
-        return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=_seconds(records), note=reason)
+        return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=None, note=reason)
     return _scored(pair, records)
 
 

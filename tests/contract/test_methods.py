@@ -6,7 +6,7 @@ import datetime
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import morecl
 import tiny
 from morecl.catalogue import SHIPPED
 from morecl.data import load_dataset
+from morecl.errors import InputError
 from morecl.methods import METHODS, Learner
 from morecl.progress import EpochDone
 
@@ -453,3 +454,51 @@ def test_each_epoch_has_an_order_of_its_own(method: str, monkeypatch: pytest.Mon
 def test_unknown_setting_names_the_nearest(method: str) -> None:
     with pytest.raises(morecl.InputError, match=r"unknown setting 'bakbone'; did you mean 'backbone'\?"):
         morecl.create(method, bakbone="x")
+
+
+IDLE = [
+    ("agem", {"memory_size": 0}),
+    ("derpp", {"memory_size": 0}),
+    ("eeil", {"memory_size": 0}),
+    ("eeil", {"balanced_epochs": 0}),
+    ("gd", {"balanced_epochs": 0}),
+    ("hal", {"memory_size": 0}),
+    ("hal", {"lamb": 0}),
+    ("more", {"memory_size": 0}),
+    ("more", {"back_update": False}),
+    ("more", {"coefficient": False}),
+    ("morerp", {"memory_size": 0}),
+    ("morerp", {"projection": 40}),
+    ("pass", {"kd_weight": 0}),
+    ("row", {"memory_size": 0}),
+    ("tpl", {"memory_size": 0}),
+]
+
+
+@pytest.mark.parametrize(("method", "off"), IDLE, ids=str)
+def test_settings_that_are_said_to_change_nothing_change_nothing(method: str, off: dict[str, Any]) -> None:
+    config = METHODS[method].Config
+    idle = config.parse(off).switched_off()
+    changes: dict[str, Any] = {}
+    for key in idle:
+        kind, value = config.model_fields[key].annotation, config.model_fields[key].default
+        if get_origin(kind) is Literal:
+            changes[key] = next(other for other in get_args(kind) if other != value)
+        elif isinstance(value, bool):
+            changes[key] = not value
+        else:
+            changes[key] = value + 1 if isinstance(value, int) else value / 2
+    assert changes and not {*off} & {*changes}
+    for key in changes:
+        with pytest.raises(InputError, match=f"{key} would change nothing with "):
+            config.parse(off | changes).refuse_switched_off([key])
+
+    def answers(**settings: Any) -> Any:
+        learner = tiny.create(method, **off, **settings)
+        for kinds in ((0, 1), (2, 3)):
+            learner.learn_task(*tiny.task(kinds, [f"k{k}" for k in kinds], 6))
+        images = tiny.task(range(5), "abcde", 3)[0]
+        return learner.scores(images), learner.predict(images).ood_score
+
+    for one, other in zip(answers(), answers(**changes), strict=True):
+        assert np.array_equal(one, other)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from morecl import locking
 from morecl.errors import InputError
-from morecl.locking import LOCK, claimed
+from morecl.locking import CLAIM, EXPIRE_SECONDS, LOCK, claimed, is_claimed
 
 # Opens the lock file, waits until it can lock what it opened, and holds it.
 WAITER = """
@@ -87,3 +90,20 @@ def test_a_folder_that_was_created_and_stayed_empty_is_removed(tmp_path: Path) -
     with claimed(tmp_path / "used"):
         (tmp_path / "used" / "file").touch()
     assert sorted(path.name for path in (tmp_path / "used").iterdir()) == [LOCK, "file"]
+
+
+def test_who_else_seems_to_be_at_work(tmp_path: Path) -> None:
+    def claim(pid: int, boot: str, age: float = 0.0) -> bool:
+        (tmp_path / CLAIM).write_text(json.dumps({"host": "h", "boot": boot, "pid": pid, "since": "", "token": "t"}))
+        then = time.time() - age
+        os.utime(tmp_path / CLAIM, (then, then))
+        return is_claimed(tmp_path)
+
+    assert not is_claimed(tmp_path) and not is_claimed(tmp_path / "nowhere")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert claim(os.getppid(), locking._boot())
+    assert not claim(ended.pid, locking._boot())
+    assert claim(1, "another host") and not claim(1, "another host", age=2 * EXPIRE_SECONDS)
+    with claimed(tmp_path / "own"):
+        assert not is_claimed(tmp_path / "own")  # this process is no other

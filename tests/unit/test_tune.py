@@ -134,6 +134,7 @@ def test_a_diverging_rate_loses_and_the_search_continues(tmp_path: Path) -> None
     root = write_data(tmp_path / "data", test_seed=1)
     found = search(root, tmp_path / "out", lrs=(1e30, 0.001))
     assert found.trials[0].aca is None and found.trials[0].note
+    assert found.trials[0].seconds is None  # no record says how long it took
     assert found.best == found.trials[1] and found.best.lr == 0.001
     assert found.complete
 

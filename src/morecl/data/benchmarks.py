@@ -241,6 +241,8 @@ def _parse(name: str, text: str, where: str) -> Recipe:
         check(key not in values or _positive(values[key]), key, "a whole number of at least 1")
     side = values.get("folder_size", 1)
     check(_positive(side) and side <= LARGEST_SIDE, "folder_size", f"a whole number from 1 to {LARGEST_SIDE}")
+    folder = values["dataset"].startswith(FOLDER)
+    check("folder_size" not in values or folder, "folder_size", f"a data set of one's own, {FOLDER}PATH; leave it out")
     included = values.get("included", {})
     check(isinstance(included, Mapping) and {*included} <= {"settings", "methods"}, "included", _INCLUDED)
     for part, prefix in ((values, ""), (included, "included.")):

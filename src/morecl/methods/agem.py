@@ -47,6 +47,9 @@ class AgemConfig(TrainingConfig):
         "step", description="what is projected: the whole step with its momentum, or, as published, the gradient alone"
     )
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        return {} if self.memory_size else dict.fromkeys(("memory_batch_size", "project"), "memory_size=0")
+
 
 @torch.no_grad()
 def project(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> None:

@@ -50,6 +50,10 @@ class DerppConfig(TrainingConfig):
         True, description="compare stored logits only of classes known by then; false: those of later ones are to be 0"
     )
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        idle = ("memory_batch_size", "alpha", "beta", "mask_unseen")
+        return {} if self.memory_size else dict.fromkeys(idle, "memory_size=0")
+
 
 def equation_6(
     h: Tensor, y: Tensor, ha: Tensor, za: Tensor, known: Tensor, hb: Tensor, yb: Tensor, alpha: float, beta: float

@@ -52,6 +52,11 @@ class EeilConfig(TrainingConfig):
     balanced_epochs: int = Field(30, ge=0, description="epochs of the balanced stage")
     balanced_lr_factor: float = Field(0.1, gt=0, description="rate of the balanced stage, as a share of lr")
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        if not self.memory_size:
+            return dict.fromkeys(("balanced_epochs", "balanced_lr_factor"), "memory_size=0")
+        return {} if self.balanced_epochs else {"balanced_lr_factor": "balanced_epochs=0"}
+
 
 class Eeil(SingleHeadLearner):
     name: ClassVar[str] = "eeil"

@@ -53,6 +53,9 @@ class GdConfig(TrainingConfig):
     balanced_epochs: int = Field(20, ge=0, description="epochs of the balanced fine-tuning")
     balanced_lr_factor: float = Field(0.1, gt=0, description="rate of the balanced fine-tuning, as a share of lr")
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        return {} if self.balanced_epochs else {"balanced_lr_factor": "balanced_epochs=0"}
+
 
 class Gd(SingleHeadLearner):
     name: ClassVar[str] = "gd"

@@ -62,6 +62,11 @@ class HalConfig(TrainingConfig):
     anchor_lr: float = Field(0.005, gt=0, description="rate of that ascent, in units of the normalised image")
     finetune_epochs: int = Field(1, ge=1, description="epochs of fine-tuning on the memory for theta_M")
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        off = {} if self.memory_size else dict.fromkeys(("memory_batch_size", "finetune_epochs"), "memory_size=0")
+        of_anchors = ("gamma", "anchor_steps", "anchor_lr", "finetune_epochs")
+        return off if self.lamb else off | dict.fromkeys(of_anchors, "lamb=0")
+
 
 class Anchors(nn.Module):
     """One normalised image per class: (C, 3, S, S)."""

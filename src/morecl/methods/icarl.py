@@ -60,6 +60,13 @@ class IcarlConfig(TrainingConfig):
         json_schema_extra=SCORING,
     )
 
+    def refuse_classes(self, count: int) -> None:
+        if self.memory_size < count:
+            raise InputError(
+                f"memory_size={self.memory_size} cannot hold an exemplar of each of {count} classes, and icarl "
+                "recognises classes by their exemplars; set memory_size to the number of classes or more"
+            )
+
 
 class NearestExemplarMean(Rule):
     """Algorithm 1 decides, and the distances tell how well an image is known; the head gives probabilities."""
@@ -96,19 +103,12 @@ class Icarl(SingleHeadLearner):
 
     def configure(self, **settings: Any) -> None:
         size = settings.get("memory_size")
-        if isinstance(size, int):
-            self._require_exemplars(size)
+        if isinstance(size, int) and size > 0:
+            self.config.model_copy(update={"memory_size": size}).refuse_classes(len(self.classes))
         super().configure(**settings)
 
-    def _require_exemplars(self, size: int) -> None:
-        if size < len(self.classes):
-            raise InputError(
-                f"memory_size={size} cannot hold an exemplar of each of {len(self.classes)} classes, and icarl "
-                "recognises classes by their exemplars; set memory_size to the number of classes or more"
-            )
-
     def _learn(self, task: TaskData, listener: Listener) -> None:
-        self._require_exemplars(self.memory.size)
+        self.config.refuse_classes(len(self.classes))
         columns = task.columns.numpy()
         draw = generator(self.config.seed, "memory", task.index)
         with self._clock("train"):

@@ -55,6 +55,9 @@ class ReplayConfig(MaskedConfig):
     memory_size: int = Field(200, ge=0, description="images in the replay memory, all classes together")
     memory_batch_size: int = Field(64, ge=1, description="replayed images that join each batch")
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        return {} if self.memory_size else {"memory_batch_size": "memory_size=0"}
+
 
 class MaskedTask(nn.Module):
     """What one task owns: norms, attention embedding e (A, K + D) for A adapters, head (D -> outputs)."""

@@ -115,8 +115,12 @@ class MoreConfig(ReplayConfig):
     )
 
     def switched_off(self, *, further: bool = False) -> dict[str, str]:
-        idle = presets.MORE_DEFAULT.keys() - (OF_REFIT if further else set())
-        off = {} if self.back_update else dict.fromkeys(sorted(idle), "back_update=false")
+        off = super().switched_off(further=further)
+        idle = sorted(presets.MORE_DEFAULT.keys() - (OF_REFIT if further else set()))
+        if not self.memory_size:
+            off |= dict.fromkeys(idle, "memory_size=0")
+        if not self.back_update:
+            off |= dict.fromkeys(idle, "back_update=false")
         return off if self.coefficient else off | {"c": "coefficient=false"}
 
 

@@ -69,6 +69,9 @@ class PassConfig(TrainingConfig):
     )
     temperature: float = Field(1.0, gt=0, description="T of the softmax in training")
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        return {} if self.kd_weight else {"kd_unit": "kd_weight=0"}
+
 
 class AugmentedPrototypes(Prototypes):
     """Class means (C, D) and the squared radius, float64."""

@@ -62,6 +62,7 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         image_size: input size in pixels, if not the backbone's own; the position embedding is resampled to it.
         pretrained: ``False`` keeps timm's random initialisation, drawn from ``seed``.
     """
+    check_spec(spec)
     name, path = _parse(spec)
     state = _read_checkpoint(path) if path else None
     if state is not None and not _is_known(name):
@@ -95,6 +96,13 @@ def located(spec: str, directory: Path) -> str:
     if path is None:
         return spec
     return f"{name}@{path}" if name else str(path)
+
+
+def check_spec(spec: str) -> None:
+    """Raise :class:`InputError` if no backbone has this name, or the file is not there. Nothing is read."""
+    _, path = _parse(spec)
+    if path is not None and not path.is_file():
+        raise InputError(f"backbone file {path} does not exist")
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
@@ -234,8 +242,6 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
     DeiT's training script, which wrote the authors' ``best_checkpoint.pth``, stores its arguments with the weights as a
     plain ``argparse.Namespace``, the only class that is allowed.
     """
-    if not path.is_file():
-        raise InputError(f"backbone file {path} does not exist")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

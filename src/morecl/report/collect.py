@@ -68,9 +68,18 @@ def collect(paths: Sequence[Path]) -> Collected:
 
 
 def _below(folder: Path, problems: list[str]) -> list[Path]:
-    """The records in a folder, sorted; why a folder in it cannot be read is added to ``problems``."""
+    """The records in a folder and in folders that it links to, sorted; why one cannot be read is added to ``problems``.
+
+    A folder is entered once, however many links lead to it.
+    """
     lost: list[OSError] = []
-    walk = os.walk(folder, onerror=lost.append)
-    found = sorted(Path(inner) / RECORD_NAME for inner, _, files in walk if RECORD_NAME in files)
+    found: list[Path] = []
+    entered = {os.path.realpath(folder)}
+    for inner, folders, files in os.walk(folder, onerror=lost.append, followlinks=True):
+        found += [Path(inner) / RECORD_NAME] if RECORD_NAME in files else []
+        new = {os.path.realpath(os.path.join(inner, name)): name for name in sorted(folders, reverse=True)}
+        folders[:] = sorted(name for path, name in new.items() if path not in entered)
+        entered |= new.keys()
+    found.sort()
     problems += [f"{error.filename} ({error.strerror})" for error in lost]
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import morecl
 from morecl import checkpoint, parallel, ranks
 from morecl.config import LearnerConfig
 from morecl.data import TaskStream, build_stream
-from morecl.errors import InputError, RanksError
+from morecl.errors import DamagedError, InputError, RanksError
 from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import claimed
@@ -65,6 +66,7 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
         learner.join(group)
         key = images_key(run) if parallel.is_main(group) else ""  # before they are read: they may change now
         stream = build_task_stream(run, learner)
+        run.config.refuse_classes(len(stream.dataset.classes))
         request = request.model_copy(update={"plan": run.plan | noted(key, stream.dataset.side)})
         with _claimed(out, group):
             if parallel.is_main(group):
@@ -101,14 +103,27 @@ def _resume(out: Path, watcher: Watcher | None, group: Group | None) -> Record:
         raise InputError(f"the run in {out} is finished: see {out / RESULT}")
     run = request.resolve()
     saved = checkpoints(out)
-    measured = Measurements.read(saved[-1] / PROGRESS) if saved else Measurements()
-    learner = checkpoint.load(saved[-1]) if saved else create(request.method, **run.settings)
+    with _damage_explained(saved, out):
+        measured = Measurements.read(saved[-1] / PROGRESS) if saved else Measurements()
+        learner = checkpoint.load(saved[-1]) if saved else create(request.method, **run.settings)
     learner.join(group)
     stream = build_task_stream(run, learner)
     refuse_changed(run, learner, stream, measured, out)
     if parallel.is_main(group):
         remove_leftovers(out)
     return _learn(request, learner, stream, out, measured, watcher)
+
+
+@contextmanager
+def _damage_explained(saved: Sequence[Path], out: Path) -> Iterator[None]:
+    """Say how to go on if the last of the ``saved`` checkpoints cannot be read."""
+    try:
+        yield
+    except DamagedError as error:
+        before = "the checkpoint before it" if len(saved) > 1 else "the first task"
+        raise InputError(
+            f"{error}. Delete {saved[-1]}, and `morecl resume {shlex.quote(str(out))}` goes on from {before}"
+        ) from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import morecl
-from morecl.errors import InputError
+from morecl.errors import DamagedError
 from morecl.evaluator import Step
 from morecl.files import SEAL, sealed, write_json
 from morecl.records import Roc
@@ -53,7 +53,7 @@ class Measurements:
         """Read and check what :meth:`write` wrote.
 
         Raises:
-            InputError: the file is missing or was changed.
+            DamagedError: the file is missing or was changed.
         """
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -67,7 +67,8 @@ class Measurements:
             value.setdefault("shared", None)  # of an older version
             return Measurements(**value)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise DamagedError(f"{path} is damaged: {reason}") from error
 
 
 def source_fingerprint(package: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from morecl.catalogue import SHIPPED
 from morecl.config import LearnerConfig
 from morecl.data import Division, Recipe, check_stream, load_recipe
 from morecl.data.datasets import FOLDER
@@ -90,8 +91,9 @@ class ResolvedRun:
 
     @cached_property
     def _recipe_settings(self) -> dict[str, Any]:
-        """As the recipe is now."""
-        return recipe_settings(self.request.method, self.recipe, self.given)
+        """As the recipe is now; the file of a backbone is relative to the recipe's."""
+        of_recipe = recipe_settings(self.request.method, self.recipe, self.given)
+        return _resolve_backbone(of_recipe, Path(self.recipe.source).parent) if self.recipe.source else of_recipe
 
     def stream_options(self, side: int) -> dict[str, Any]:
         """What :func:`morecl.data.build_stream` gets beside the recipe; a folder's images are stored at ``side``."""
@@ -122,6 +124,10 @@ class ResolvedRun:
         cannot be divided as asked. No image is read.
         """
         self.config.refuse_switched_off(self.given)
+        if self.config.backbone != SHIPPED:
+            from morecl.nn.backbone import check_spec  # imports timm, which takes seconds
+
+            check_spec(self.config.backbone)
         asked = self.request
         if asked.validation is not None and asked.test_per_class is not None:
             raise InputError(

@@ -84,6 +84,8 @@ def _check(recipe: Recipe, asked: str) -> None:
             for key in table:
                 if place.startswith("included") and key in NOT_INCLUDED:
                     raise InputError(f"cannot set {key}: it is for the included backbone")
+                if key == "seed":
+                    raise InputError("a recipe has no seed: give it as --seed")
                 if key not in known:
                     raise unknown_name("setting", key, known)
             config.parse({key: value for key, value in table.items() if key in config.model_fields})

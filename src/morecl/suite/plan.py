@@ -177,6 +177,8 @@ def plan(
                         raise InputError(
                             f"suite {suite.name}: two different runs would go to {run.folder}; give one a `variant`"
                         )
+    if not planned:
+        raise InputError(f"suite {suite.name} has no run with seed {', '.join(map(str, seeds))}")
     if not left_out:  # else one of those may need what seems to have no effect
         _refuse_idle(suite, given, list(planned.values()))
     return list(planned.values())

@@ -1,7 +1,8 @@
 """Runs experiments in parallel, each in its own process, so a crash affects only one.
 
-Finished runs are skipped and unfinished ones resumed, so after an interruption the same command continues. The output
-of a run goes to ``order-K-seed-S.log`` next to its folder.
+Finished runs are skipped and unfinished ones resumed, so after an interruption the same command continues. Several
+suites may work in one folder: a run at which another process is at work is left to it. The output of a run goes to
+``order-K-seed-S.log`` next to its folder.
 
 On a CPU two runs are bit-identical only with the same number of threads.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,6 +26,7 @@ from rich.table import Column, Table
 from morecl.config import LearnerConfig
 from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
+from morecl.locking import is_claimed
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, rate_notes, read_request
 from morecl.run.images import ImagesNow
@@ -100,13 +103,37 @@ def run_suite(
     for outcome in outcomes.values():
         done(outcome)
     running: list[Job] = []
+    busy: set[Path] = set()  # folders in which other processes were found at work
     with _display(console) as display, sigterm_as_interrupt():
         everything = display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
         rows: dict[Path, TaskID] = {}
+
+        def end(outcome: Outcome) -> None:
+            outcomes[outcome.run.folder] = outcome
+            display.advance(everything)
+            console.print(_line(outcome), highlight=False, soft_wrap=True)
+            done(outcome)
+
+        def leave(run: PlannedRun) -> None:
+            """To the process that is at work there; its turn comes again."""
+            waiting.append(run)
+            if run.folder not in busy:
+                busy.add(run.folder)
+                text = f"{run.title}: another process is at work there; waiting for its end"
+                console.print(text, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
+
         try:
             while waiting or running:
-                while waiting and place.has_room():
-                    running.append(place.start(waiting.popleft()))
+                for _ in range(len(waiting)):
+                    if not place.has_room():
+                        break
+                    run = waiting.popleft()
+                    if is_claimed(run.folder):
+                        leave(run)
+                    elif ended := _ended_meanwhile(run, images):
+                        end(ended)
+                    else:
+                        running.append(place.start(run))
                 for job in list(running):
                     folder = job.run.folder
                     if not job.ended():
@@ -115,14 +142,33 @@ def run_suite(
                     running.remove(job)
                     if folder in rows:
                         display.remove_task(rows.pop(folder))
-                    outcome = outcomes[folder] = job.outcome()
-                    display.advance(everything)
-                    console.print(_line(outcome), highlight=False, soft_wrap=True)
-                    done(outcome)
-                time.sleep(place.poll_seconds if running else 0)
+                    outcome = job.outcome()
+                    if outcome.status == "failed" and is_claimed(folder):
+                        leave(job.run)
+                    elif outcome.status == "failed" and (record := _record_of_another(job.run, images)):
+                        end(Outcome(job.run, "skipped", record))
+                    else:
+                        end(outcome)
+                time.sleep(place.poll_seconds if running or waiting else 0)
         finally:
             place.stop()
     return [outcomes[run.folder] for run in runs]
+
+
+def _ended_meanwhile(run: PlannedRun, images: ImagesNow) -> Outcome | None:
+    """The outcome of a run that another process carried out since this suite began."""
+    try:
+        record = finished_record(run.request, run.folder, images)
+    except InputError as error:
+        return Outcome(run, "failed", reason=str(error))
+    return Outcome(run, "skipped", record) if record else None
+
+
+def _record_of_another(run: PlannedRun, images: ImagesNow) -> Record | None:
+    """The record of a run that failed here, if another process has finished it."""
+    with suppress(InputError):
+        return finished_record(run.request, run.folder, images)
+    return None
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:

@@ -146,6 +146,7 @@ def test_the_included_backbone_has_settings_of_its_own(tmp_path: Path) -> None:
         ('dataset = "cifar10"\ntasks = 5\n[included]\nlr = 3', "included = {'lr': 3}; expected tables"),
         ('dataset = "cifar10"\ntasks = 5\n[included]\nsettings = 3', "included.settings = 3; expected a table"),
         ('dataset = "cifar10"\ntasks = 5\n[included.methods]\nlr = 3', r"such as \[included.methods.more\]"),
+        ('dataset = "digits"\ntasks = 5\nfolder_size = 32', "folder_size = 32; expected a data set of one's own"),
         ("dataset = ", "mine.toml is not valid TOML"),
     ],
 )

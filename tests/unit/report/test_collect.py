@@ -55,6 +55,21 @@ def test_a_damaged_record_is_no_reason_to_lose_the_others(tmp_path: Path) -> Non
         collect([tmp_path])
 
 
+def test_linked_folders_are_looked_into_once(tmp_path: Path) -> None:
+    """Runs are moved to another disk, and links take their place."""
+    for name, seed in (("runs/a", 0), ("disk/b", 1), ("disk/c", 2)):
+        write_record(tmp_path / name / "result.json", make_record(seed=seed))
+    runs = tmp_path / "runs"
+    (runs / "b").symlink_to("../disk/b")
+    (runs / "again").symlink_to(tmp_path / "disk" / "b")
+    (runs / "a" / "up").symlink_to(runs)
+    (runs / "lost").symlink_to("nowhere")
+    assert [record.seed for record in collect([runs]).records] == [0, 1]
+    (runs / "disk").symlink_to("../disk")
+    found = collect([runs])
+    assert sorted(record.seed for record in found.records) == [0, 1, 2] and found.problems == []
+
+
 def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     write_record(tmp_path / "whole" / "result.json", make_record())
     (tmp_path / "loop").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,49 @@ def test_a_run_is_not_resumed_as_a_different_one(tmp_path: Path, key: str, value
     (folder / "run.json").write_text(text.replace(f'"{key}": {was}', f'"{key}": {value}'))
     with pytest.raises(InputError, match=f"began with, {key} changed"):
         resume(folder)
+
+
+def test_the_file_of_a_recipes_backbone_is_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "recipes" / "own.toml"
+    recipe.parent.mkdir()
+    shutil.copy(tiny.BACKBONE, recipe.with_name("net.safetensors"))
+    recipe.write_text(RECIPE.format(5, 4) + '[settings]\nbackbone = "net.safetensors"\nimage_size = 8\n')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    def stop(index: int, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(RunRequest(method="ncm", benchmark="../recipes/own.toml"), Path("run"), watcher=Watcher(task=stop))
+    monkeypatch.chdir(tmp_path)
+    assert resume(elsewhere / "run").config["backbone"] == "net.safetensors"
+    recipe.with_name("net.safetensors").unlink()
+    with pytest.raises(InputError, match=r"backbone file .*/recipes/net\.safetensors does not exist$"):
+        start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_a_method_cannot_learn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    request = RunRequest(method="icarl", benchmark="digits-5t", settings={"memory_size": 9, "epochs": 1})
+    with pytest.raises(InputError, match="memory_size=9 cannot hold an exemplar of each of 10 classes"):
+        start(request, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "progress.json"])
+def test_a_damaged_checkpoint_says_how_to_go_on(tmp_path: Path, name: str) -> None:
+    folder, _ = begun(tmp_path)
+    saved = folder / "checkpoint-1"
+    (saved / name).unlink()
+    with pytest.raises(
+        InputError, match=r"is damaged: .*Delete .*checkpoint-1, and `morecl resume .*` goes on from"
+    ) as e:
+        resume(folder)
+    assert "Errno" not in str(e.value)
+    shutil.rmtree(saved)
+    assert resume(folder).metrics.aca > 0
 
 
 def test_changed_measurements_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from calling import exit_code
+from digit_photos import write_digits
 from morecl.errors import InputError
 from morecl.methods.ncm import Ncm
 from morecl.run import RunRequest, resume, start
@@ -60,7 +61,8 @@ def test_nothing_is_left_if_the_data_do_not_fit(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_size_of_a_folders_images_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.toml").write_text('dataset = "digits"\ntasks = 5\nfolder_size = 4096\n')
+    write_digits(tmp_path / "photos", [0, 1], 0, 4)
+    (tmp_path / "own.toml").write_text('dataset = "folder:photos"\ntasks = 1\nfolder_size = 4096\n')
     fail_in(monkeypatch, 0, MemoryError())
     request = REQUEST.model_copy(update={"benchmark": str(tmp_path / "own.toml")})
     with pytest.raises(InputError, match=r"eval_batch_size or folder_size \(now .*folder_size=4096\)"):

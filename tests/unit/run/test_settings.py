@@ -140,6 +140,7 @@ def test_a_preset_has_the_epochs_and_the_rate_of_the_paper() -> None:
         ({"included": {"settings": {"backbone": "x"}}}, r"\[included.settings\]: cannot set backbone"),
         ({"settings": {"lr": "abc"}}, r"^benchmark digits-5t, \[settings\]: bad setting: lr='abc'"),
         ({"methods": {"hat": {"lr": -1}}}, r"^benchmark digits-5t, \[methods.hat\]: bad setting: lr=-1"),
+        ({"settings": {"seed": 5}}, r"^benchmark digits-5t, \[settings\]: a recipe has no seed: give it as --seed"),
         ({"source": "my.toml", "settings": {"lr": 0}}, r"^my.toml, \[settings\]: bad setting: lr=0"),
     ],
 )

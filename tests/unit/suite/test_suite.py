@@ -363,6 +363,20 @@ def test_what_the_runs_of_other_seeds_need_is_not_refused() -> None:
     assert [run.request.settings for run in plan(suite, OUT, seeds=[1])] == [{}]
 
 
+def test_a_suite_without_a_run_is_a_mistake() -> None:
+    with pytest.raises(InputError, match=r"suite mine has no run with seed 0, 1$"):
+        plan(suite_of(one(seeds=[2]), seeds=[0, 1, 2]), OUT, seeds=[0, 1])
+
+
+def test_what_is_not_there_is_said_before_any_run_begins(tmp_path: Path) -> None:
+    for backbone, message in (
+        (str(tmp_path / "no.safetensors"), "backbone file .*no.safetensors does not exist"),
+        ("deit_smal_patch16_224", "unknown backbone 'deit_smal_patch16_224'; did you mean 'deit_small_patch16_224'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plan(suite_of(one()), OUT, settings={"backbone": backbone})
+
+
 # ---- what counts as finished ------------------------------------------------------------------------------------
 
 
@@ -569,6 +583,39 @@ def test_a_failing_run_affects_no_other(tmp_path: Path, scripts: dict[str, str])
     assert sum("FAILED" in line for line in lines) == 4
     assert "crash: error: no [such] data" in printed(table)
     assert "4 of 6 runs failed; the same command tries them again" in printed(table)
+
+
+def test_a_run_at_which_another_process_is_at_work_is_left_to_it(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is found in use before it is started, one finished when its turn comes, one taken and finished meanwhile."""
+    request = RunRequest(method="ncm", benchmark="digits-5t")
+    leave(tmp_path / "source", request, finished=True)
+    asked: list[str] = []
+
+    def is_claimed(folder: Path) -> bool:
+        asked.append(folder.name)
+        if folder.name == "used" and asked.count("used") == 3:
+            leave(folder, request, finished=True)
+        return folder.name == "used" and asked.count("used") < 3
+
+    monkeypatch.setattr(run_suite, "is_claimed", is_claimed)
+    scripts["source"] = scripts["used"] = "raise AssertionError('it is started')"
+    scripts["taken"] = (
+        "import pathlib, shutil, sys; folder = pathlib.Path(sys.argv[1])\n"
+        "shutil.copytree(folder.with_name('source'), folder); sys.exit('error: another process is at work')"
+    )
+    scripts["failing"] = "import sys; sys.exit('error: no')"
+    console = quiet()
+    place = Here(1)
+    monkeypatch.setattr(place, "poll_seconds", 0.01)
+    found = run_suite.run_suite(runs_in(tmp_path, "used", "taken", "failing"), console, place)
+    assert [(o.run.title, o.status) for o in found] == [
+        ("used", "skipped"),
+        ("taken", "skipped"),
+        ("failing", "failed"),
+    ]
+    assert printed(console).count("used: another process is at work there; waiting for its end") == 1
 
 
 def test_a_suite_says_for_what_it_runs_no_rate_was_searched(tmp_path: Path, scripts: dict[str, str]) -> None:
