@@ -26,6 +26,7 @@ from morecl.files import atomic_folder, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
+from morecl.nn.device import is_out_of_memory
 from morecl.pictures import Pictures
 from morecl.statefile import StateFile, write_with_images
 
@@ -141,6 +142,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     except InputError:
         raise
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise _damaged(path, str(error)) from error
     learner.seconds.update(description.seconds)
     return learner
@@ -163,7 +166,9 @@ def _read_description(path: Path) -> Description:
         raise
     except RecursionError as error:
         raise _damaged(path, f"{DESCRIPTION} is nested too deeply") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"{path / DESCRIPTION} cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
         raise _damaged(path, f"{DESCRIPTION} cannot be read ({error})") from error
     if not intact:
         raise _damaged(path, f"{DESCRIPTION} is not as it was saved (its sha256 differs)")
@@ -205,9 +210,9 @@ def _open_state(path: Path, description: Description, leave_images: bool) -> Sta
         return StateFile(file, leave_images)
     except InputError:
         raise
-    except PermissionError as error:
-        raise InputError(f"{file} may not be read ({error.strerror})") from error
-    except (OSError, SafetensorError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror or error})") from error
+    except (SafetensorError, ValueError) as error:
         raise _damaged(path, f"{STATE} cannot be read ({error})") from error
 
 

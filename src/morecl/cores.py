@@ -6,6 +6,6 @@ import os
 
 
 def usable_cores() -> int:
-    """Those that this process is not kept off (``taskset``, a batch system); of the whole machine where the system does
+    """The cores that this process may run on (``taskset``, a batch system); all of the machine's where the system does
     not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

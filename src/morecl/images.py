@@ -109,8 +109,8 @@ def as_array(images: Any, side: int) -> ImageArray:
       last dimension is 1, 3 or 4 is refused, because it looks like one image H x W x channels; a stack of grey images
       that narrow must be passed as (N, H, W, 1).
     - A list may mix PIL images and paths, which are turned upright as their EXIF data say, and arrays (H, W, 3) or
-      (H, W). Images larger than ``side``, or all of them if
-      their sizes differ, are brought to ``side`` x ``side`` by :func:`square`.
+      (H, W). Images larger than ``side``, or all of them if their sizes differ, are brought to ``side`` x ``side`` by
+      :func:`square`.
 
     Raises:
         TypeError: not uint8, or not images at all.

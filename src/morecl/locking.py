@@ -30,6 +30,7 @@ from morecl.errors import BusyError
 
 LOCK = ".lock"
 CLAIM = ".claim"
+BUSY = "another process is at work in"  # how the message of a BusyError begins
 RENEW_SECONDS = 5.0
 EXPIRE_SECONDS = 60.0  # without a renewal: the host is dead
 
@@ -80,15 +81,30 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether another process seems to be at work in ``folder``. For sure knows only :func:`claimed`."""
-    with suppress(OSError):
-        if found := _read(folder / CLAIM):
-            claim, renewed = found
-            if claim.boot == _boot():
-                os.kill(claim.pid, 0)  # a ProcessLookupError: it has ended, or is in another container
-                return claim.pid != os.getpid()
-            return abs(time.time() - renewed) < EXPIRE_SECONDS
-    return False
+    """Whether another process seems to be at work in ``folder``. Only :func:`claimed` knows for sure."""
+    try:
+        found = _read(folder / CLAIM)
+    except OSError:
+        return False
+    if found is None or abs(time.time() - found[1]) >= EXPIRE_SECONDS:
+        return False
+    claim = found[0]
+    if claim.boot != _boot():
+        return True
+    return claim.pid != os.getpid() and _is_alive(claim.pid)
+
+
+def _is_alive(pid: int) -> bool:
+    """Of a process on this host; where it cannot be told, it may be."""
+    if os.name != "posix":  # the signal 0 would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:  # it has ended, or is in another container
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def belongs_to_claim(path: Path) -> bool:
@@ -208,7 +224,7 @@ def _taken(folder: Path) -> BusyError:
     who = f" ({_who(found[0])})" if found else ""
     there = found is not None and found[0].boot != _boot()
     hint = f". If that host is dead, the folder is free {EXPIRE_SECONDS:.0f} s after its end" if there else ""
-    return BusyError(f"another process is at work in {folder}{who}; wait for it, or choose another folder{hint}")
+    return BusyError(f"{BUSY} {folder}{who}; wait for it, or choose another folder{hint}")
 
 
 def _who(claim: Claim) -> str:

@@ -79,7 +79,7 @@ class ReplayMemory:
         drawn = [order[columns[order] == c][:quota] for c in np.unique(columns) if c in holders]
         old, new = (np.concatenate([*parts, np.empty(0, np.int64)]) for parts in (kept, drawn))
         drawn_images = np.asarray(images[new])
-        self.images = _joined(self.images[old], drawn_images, self._side) if len(old) else drawn_images.copy()
+        self.images = _joined(self.images[old], drawn_images, self._side) if len(old) else drawn_images
         self.columns = np.concatenate([self.columns[old], columns[new]])
 
     def _holders(self, new: Columns, generator: torch.Generator) -> set[int]:

@@ -136,7 +136,7 @@ def at_edges(trials: Sequence[Trial], best: Trial) -> list[str]:
     if len(rates) > 1 and best.lr == rates[-1]:
         notes.append(f"{best.lr} is the largest rate tried: a larger one may be better")
     elif best.lr == trained < rates[-1]:
-        notes.append(f"{best.lr} is the largest rate that did not diverge: with another class order it may")
+        notes.append(f"{best.lr} is the largest rate that did not diverge: a run with another class order may")
     if len(counts) > 1 and best.epochs == counts[-1]:
         notes.append(f"{best.epochs} is the largest number of epochs tried: more may be better")
     return notes

@@ -34,7 +34,7 @@ import morecl
 from digit_photos import write_digits
 from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, plan, reading
-from morecl.cli.options import expanded
+from morecl.cli.options import all_expanded, expanded
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table, say
 from morecl.cli.own.model import local_time, show_history, show_info
@@ -479,6 +479,17 @@ def test_whoever_stops_at_the_question_forgets_nothing(copy: Path, monkeypatch: 
     assert tree(copy) == before
 
 
+def test_what_was_not_asked_about_is_not_forgotten(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def question(*_: object) -> bool:
+        assert call("rename", copy, "0", "null").code == 0  # another process
+        return True
+
+    monkeypatch.setattr(typer, "confirm", question)
+    done = call("forget", copy, "1", terminal=True)
+    assert done.code == 2 and "was changed meanwhile: version 2 is in use. Nothing was forgotten" in done.words
+    assert [version.number for version in ModelFolder(copy).versions()] == [1, 2]
+
+
 def test_a_tilde_that_the_shell_left_is_the_home_folder(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +498,7 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(
     copy.rename(tmp_path / "kept")
     photos = write_digits(tmp_path / "photos", [0], 0, 2)
     assert call("evaluate", "~/kept", "~/photos", "--out=~/page.html").code == 0
+    assert call("info", "~nobody/m").code == 2
     assert (tmp_path / "page.html").is_file() and not (tmp_path / "~").exists() and photos.is_dir()
 
 
@@ -497,9 +509,10 @@ def test_every_path_of_a_command_may_begin_with_a_tilde() -> None:
         assert command is not None
         for name, kind in get_type_hints(command, include_extras=True).items():
             taken, *details = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-            if taken in (Path, Path | None):
+            if taken in (Path, Path | None, list[Path]):
                 found += 1
-                assert details[0].callback is expanded, (command.__name__, name)
+                wanted = all_expanded if taken == list[Path] else expanded
+                assert details[0].callback is wanted, (command.__name__, name)
     assert found > 20
 
 

@@ -92,7 +92,7 @@ def test_a_folder_that_was_created_and_stayed_empty_is_removed(tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "used").iterdir()) == [LOCK, "file"]
 
 
-def test_who_else_seems_to_be_at_work(tmp_path: Path) -> None:
+def test_who_else_seems_to_be_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def claim(pid: int, boot: str, age: float = 0.0) -> bool:
         (tmp_path / CLAIM).write_text(json.dumps({"host": "h", "boot": boot, "pid": pid, "since": "", "token": "t"}))
         then = time.time() - age
@@ -103,7 +103,15 @@ def test_who_else_seems_to_be_at_work(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     assert claim(os.getppid(), locking._boot())
+    assert not claim(os.getppid(), locking._boot(), age=2 * EXPIRE_SECONDS)  # its number was given to another
     assert not claim(ended.pid, locking._boot())
+
+    def refused(pid: int, sign: int) -> None:
+        raise PermissionError  # another user's process
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", refused)
+        assert claim(os.getppid(), locking._boot())
     assert claim(1, "another host") and not claim(1, "another host", age=2 * EXPIRE_SECONDS)
     with claimed(tmp_path / "own"):
         assert not is_claimed(tmp_path / "own")  # this process is no other

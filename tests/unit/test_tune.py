@@ -217,7 +217,7 @@ def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
         ({(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): 40.0}, []),
         (
             {(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): None},
-            ["0.2 is the largest rate that did not diverge: with another class order it may"],
+            ["0.2 is the largest rate that did not diverge: a run with another class order may"],
         ),
         ({(0.1, 5): 60.0}, []),
         ({(0.1, 5): 50.0, (0.1, 10): 60.0}, ["10 is the largest number of epochs tried: more may be better"]),

@@ -92,7 +92,8 @@ class StepProfile(Measured):
             reached = 100 * self.arithmetic_microseconds / took  # of the rate above, percent
             console.print(
                 f"after {SUSTAINED_SECONDS / 2:.0f} s without a pause, steps take {took:,.0f} us and products reach "
-                f"{rate:,.1f} TFLOP/s: {reached * self.matrix_tflops / rate:.1f} % of it ({reached:.1f} % of the above)"
+                f"{rate:,.1f} TFLOP/s: {reached * self.matrix_tflops / rate:.1f} % of that rate "
+                f"({reached:.1f} % of the one above)"
             )
         console.print(f"large copies reach {self.copy_gigabytes_per_second:,.0f} GB/s, bytes read and written")
         for title, rows in (("by kind", self.groups), ("longest", self.kernels[:20])):
@@ -134,12 +135,12 @@ def measure(settings: dict[str, Any], size: ProfileSize, report: Callable[[str],
         labels = [f"{task}-{i % CLASSES_PER_TASK}" for i in range(size.images)]
         learner.learn_task(images, labels, listen if task else lambda _: None)
     step = size.images / speeds[0] / steps
-    if on_gpu:
+    report("matrix products and copies")
+    rate, copied = matrix_rate(device, learner.dtype), copy_rate(device)
+    if on_gpu:  # last: it lowers the clock
         report(f"{2 * SUSTAINED_SECONDS:.0f} s under load")
         sustained_step = _sustained_step(settings, size, step * steps)
         sustained_rate = sustained_matrix_rate(device, learner.dtype, SUSTAINED_SECONDS)
-    report("matrix products and copies")
-    rate = matrix_rate(device, learner.dtype)
     flop = training_flop(learner) * config.batch_size
     time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     found = [Kernel(e.key, getattr(e, time) / steps, e.count / steps) for e in profiler.key_averages()]
@@ -150,7 +151,7 @@ def measure(settings: dict[str, Any], size: ProfileSize, report: Callable[[str],
         images=config.batch_size + config.memory_batch_size,
         step_microseconds=1e6 * step,
         matrix_tflops=rate / 1e12,
-        copy_gigabytes_per_second=copy_rate(device) / 1e9,
+        copy_gigabytes_per_second=copied / 1e9,
         arithmetic_microseconds=1e6 * flop / rate,
         sustained_matrix_tflops=sustained_rate / 1e12 if on_gpu else None,
         sustained_step_microseconds=1e6 * sustained_step if on_gpu else None,

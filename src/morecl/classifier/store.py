@@ -101,36 +101,39 @@ class ModelFolder:
         if number is None:
             return self.load_newest(device=device)[1]
         try:
-            numbers = [version.number for version in self.versions()]
+            versions = self.versions()
         except InputError:
             if not self._folder(number).is_dir():
                 raise
             return version_files.read(self._folder(number), device)
+        numbers = [version.number for version in versions]
         if number not in numbers:
             raise InputError(f"{self.path} has no version {number}; it has {', '.join(map(str, numbers))}")
-        return (
-            self.load_newest(device=device)[1]
-            if number == numbers[-1]
-            else version_files.read(self._folder(number), device)
-        )
+        return self._read(number, device)
+
+    def _read(self, number: int, device: str | None) -> Classifier:
+        """A version; an error says how to go back, if it is the one in use."""
+        try:
+            return version_files.read(self._folder(number), device)
+        except InputError as error:
+            versions = self.versions()  # as of now: another process may have removed it meanwhile
+            if number != versions[-1].number or not (way_out := self._way_back(versions, error)):
+                raise
+            raise InputError(f"{error}. {way_out}") from error
 
     def load_newest(self, *, device: str | None = None) -> tuple[list[Version], Classifier]:
         """The version in use, and all versions at that moment.
 
         Another process may replace and remove it while it is read; then the one that is in use by now is read.
         """
-        versions = self.versions()
         while True:
+            versions = self.versions()
             newest = versions[-1].number
             try:
-                return versions, version_files.read(self._folder(newest), device)
-            except (InputError, OSError) as error:
-                versions = self.versions()
-                if versions[-1].number != newest:
-                    continue
-                if isinstance(error, InputError) and (way_out := self._way_back(versions, error)):
-                    raise InputError(f"{error}. {way_out}") from error
-                raise
+                return versions, self._read(newest, device)
+            except (InputError, OSError):
+                if self.versions()[-1].number == newest:
+                    raise
 
     def bytes(self, number: int) -> int:
         """Size of a version's files."""

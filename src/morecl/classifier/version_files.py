@@ -144,9 +144,11 @@ def _read_held(file: Path, sha256: str) -> dict[str, Any]:
         if file_sha256(file) != sha256:
             raise InputError(f"{file} is damaged: it is not the file that was saved (its sha256 differs)")
         held = load_file(file)
-    except PermissionError as error:
-        raise InputError(f"{file} may not be read ({error.strerror})") from error
-    except (OSError, SafetensorError, ValueError) as error:
+    except FileNotFoundError as error:
+        raise InputError(f"{file} is missing") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror or error})") from error
+    except (SafetensorError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{file} is damaged: {error}") from error

@@ -21,7 +21,15 @@ def known_method(name: str) -> str:
 
 def expanded(path: Path | None) -> Path | None:
     """``~`` as the home folder: a shell leaves it as it is in ``--out=~/x``, or in quotes."""
-    return path and path.expanduser()
+    try:
+        return path and path.expanduser()
+    except RuntimeError:  # of a user that is not there
+        return path
+
+
+def all_expanded(paths: list[Path]) -> list[Path]:
+    """As :func:`expanded`."""
+    return [expanded(path) or path for path in paths]
 
 
 def one_of(kind: str, names: Iterable[str]) -> Callable[[str | None], str | None]:

@@ -30,7 +30,10 @@ ENDINGS = {".md": ReportFormat.md, ".tex": ReportFormat.latex, ".html": ReportFo
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="result.json files, or folders that contain some.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(callback=options.all_expanded, help="result.json files, or folders that contain some."),
+    ],
     format_: Annotated[
         str | None,
         typer.Option(

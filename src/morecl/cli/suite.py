@@ -48,8 +48,6 @@ def suite(
 
     chosen = number_list("--seeds", seeds, int) if seeds is not None else None
     planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
-    if not ray:
-        _check_devices(planned)
     console = output_console()
     try:
         with _on_ray(ray, console) if ray else nullcontext(Here(jobs)) as place:
@@ -61,14 +59,6 @@ def suite(
         raise SystemExit(FAILED)
     command = f"morecl report {escape(str(out))} --format html --out report.html"
     console.print(f"all tables and figures: {command}", soft_wrap=True)
-
-
-def _check_devices(runs: Sequence[PlannedRun]) -> None:
-    """Raise :class:`InputError` if a run is to use a device that this machine does not have."""
-    from morecl.nn.device import resolve_device
-
-    for device in {run.request.resolve().config.device for run in runs} - {"auto", "cpu"}:
-        resolve_device(device)
 
 
 def tune(

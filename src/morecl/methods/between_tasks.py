@@ -148,6 +148,7 @@ class BetweenTasks(TrainingTools):
             settings = {**{name: self.Config.model_fields[name].default for name in names}, **settings}
         settings = {**self.Config.preset_settings(settings), **settings}
         config = self.Config.parse(self.config.model_dump() | settings)
+        config.refuse_classes(len(self.classes))
         self.Config.refuse_idle(self.name, settings, self.config.model_dump())
         differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]
         reasons = {

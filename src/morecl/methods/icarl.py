@@ -101,12 +101,6 @@ class Icarl(SingleHeadLearner):
         """Means of the exemplars' normalised features, of length one again: mu_y."""
         return cast(Prototypes, self.model["prototypes"])
 
-    def configure(self, **settings: Any) -> None:
-        size = settings.get("memory_size")
-        if isinstance(size, int) and size > 0:
-            self.config.model_copy(update={"memory_size": size}).refuse_classes(len(self.classes))
-        super().configure(**settings)
-
     def _learn(self, task: TaskData, listener: Listener) -> None:
         self.config.refuse_classes(len(self.classes))
         columns = task.columns.numpy()

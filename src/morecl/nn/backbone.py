@@ -62,7 +62,7 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         image_size: input size in pixels, if not the backbone's own; the position embedding is resampled to it.
         pretrained: ``False`` keeps timm's random initialisation, drawn from ``seed``.
     """
-    check_spec(spec)
+    require_file(spec)
     name, path = _parse(spec)
     state = _read_checkpoint(path) if path else None
     if state is not None and not _is_known(name):
@@ -99,7 +99,12 @@ def located(spec: str, directory: Path) -> str:
 
 
 def check_spec(spec: str) -> None:
-    """Raise :class:`InputError` if no backbone has this name, or the file is not there. Nothing is read."""
+    """Raise :class:`InputError` if no backbone has this name."""
+    _parse(spec)
+
+
+def require_file(spec: str) -> None:
+    """Raise :class:`InputError` if ``spec`` names a file that is not there, or no backbone."""
     _, path = _parse(spec)
     if path is not None and not path.is_file():
         raise InputError(f"backbone file {path} does not exist")

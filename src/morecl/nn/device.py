@@ -1,13 +1,17 @@
-"""The device, the precision, and whether code is compiled."""
+"""The device, its memory, the precision, and whether code is compiled."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
 import torch
 
 from morecl.errors import InputError
+
+# In torch's RuntimeErrors: its CPU allocator on Linux and on Windows, C++, cuBLAS.
+_PHRASES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "ALLOC_FAILED")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,3 +51,12 @@ def resolve_compile(name: str, device: torch.device) -> bool:
     if name == "on" and not able:
         raise InputError("compile=on needs a C compiler: install gcc or clang, or set the environment variable CC")
     return name == "on" or (name == "auto" and device.type == "cuda" and able)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that an allocation failed. The system, NumPy, and torch on CPU and GPU differ in how."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)

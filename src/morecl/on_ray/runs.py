@@ -34,6 +34,7 @@ class OnRay:
     """A :class:`morecl.suite.run.Place`; Ray decides which run has its turn, so there is always room."""
 
     poll_seconds = 0.5
+    is_here = False
 
     def __init__(self, cluster: Cluster, console: Console):
         self.title = cluster.title

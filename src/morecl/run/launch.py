@@ -20,6 +20,7 @@ from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import claimed
 from morecl.methods import Learner, create
+from morecl.nn.device import is_out_of_memory
 from morecl.parallel import Group
 from morecl.records import Record
 from morecl.run.folder import (
@@ -35,7 +36,7 @@ from morecl.run.folder import (
 from morecl.run.images import images_key, noted
 from morecl.run.loop import learn_stream, task_groups
 from morecl.run.measurements import Measurements
-from morecl.run.out_of_memory import is_out_of_memory, out_of_memory_explained
+from morecl.run.out_of_memory import out_of_memory_explained
 from morecl.run.request import ResolvedRun, RunRequest, read_request
 from morecl.run.watcher import Watcher
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import morecl
-from morecl.errors import DamagedError
+from morecl.errors import DamagedError, InputError
 from morecl.evaluator import Step
 from morecl.files import SEAL, sealed, write_json
 from morecl.records import Roc
@@ -54,6 +54,7 @@ class Measurements:
 
         Raises:
             DamagedError: the file is missing or was changed.
+            InputError: it cannot be read.
         """
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -66,9 +67,12 @@ class Measurements:
             value["steps"] = [Step(**step) for step in value["steps"]]
             value.setdefault("shared", None)  # of an older version
             return Measurements(**value)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise DamagedError(f"{path} is damaged: {reason}") from error
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path} is missing") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror or error})") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"{path} is damaged: {error}") from error
 
 
 def source_fingerprint(package: Path) -> str:

@@ -1,31 +1,18 @@
-"""Telling "out of memory" from other errors: the system, NumPy, and torch on CPU and GPU report it differently."""
+"""A run that does not fit into memory: a clear message, and no folder that could only fail again."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from morecl.errors import InputError
+from morecl.nn.device import is_out_of_memory
 from morecl.run.folder import RUN
 
-# In torch's RuntimeErrors: its CPU allocator on Linux and on Windows, C++, cuBLAS.
-_PHRASES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "ALLOC_FAILED")
 _SIZES = ("image_size", "batch_size", "eval_batch_size")  # settings of any method
 _FOLDER_SIZE = "folder_size"  # of a recipe; it replaces the image size for a user's folder
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that an allocation failed."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
 
 
 @contextmanager

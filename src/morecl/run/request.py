@@ -83,17 +83,21 @@ class ResolvedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The recipe's settings, as of the run's beginning, overridden by the user's. Raises as :meth:`check` does."""
+        """The recipe's settings, as of the run's beginning, overridden by the user's. Raises as :meth:`check` does.
+
+        The file of a backbone that a recipe names is relative to the recipe's.
+        """
         of_recipe = self.request.plan.get("settings")
         if of_recipe is None:
             of_recipe = self._recipe_settings
+        if self.recipe.source:
+            of_recipe = _resolve_backbone(of_recipe, Path(self.recipe.source).parent)
         return effective_settings(self.request.method, self.given, of_recipe, self.request.seed)
 
     @cached_property
     def _recipe_settings(self) -> dict[str, Any]:
-        """As the recipe is now; the file of a backbone is relative to the recipe's."""
-        of_recipe = recipe_settings(self.request.method, self.recipe, self.given)
-        return _resolve_backbone(of_recipe, Path(self.recipe.source).parent) if self.recipe.source else of_recipe
+        """As the recipe is now."""
+        return recipe_settings(self.request.method, self.recipe, self.given)
 
     def stream_options(self, side: int) -> dict[str, Any]:
         """What :func:`morecl.data.build_stream` gets beside the recipe; a folder's images are stored at ``side``."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from morecl.catalogue import SHIPPED
+from morecl.config import LearnerConfig
 from morecl.data import Recipe
 from morecl.data.datasets import FOLDER
 from morecl.errors import InputError, placed, unknown_name
@@ -58,6 +59,18 @@ def unsearched_rate(method: str, recipe: Recipe, given: Mapping[str, Any]) -> fl
     if own and _as_it_is(method, recipe, given):
         return None
     return effective_settings(method, given, recipe_settings(method, recipe, given), 0).get("lr")
+
+
+def check_machine(config: LearnerConfig) -> None:
+    """Raise :class:`InputError` if the device, or the file with the backbone, is not on this machine."""
+    if config.backbone != SHIPPED:
+        from morecl.nn.backbone import require_file
+
+        require_file(config.backbone)
+    if config.device not in ("auto", "cpu"):
+        from morecl.nn.device import resolve_device
+
+        resolve_device(config.device)
 
 
 def _included(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:

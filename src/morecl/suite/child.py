@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from morecl.errors import InputError
+from morecl.locking import BUSY
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN
 from morecl.suite.plan import PlannedRun
@@ -114,19 +115,26 @@ def opened_log(run: PlannedRun) -> int:
 
 def last_line(run: PlannedRun, begin: int) -> str:
     """The last line in the run's log after ``begin``, without the benchmark and the method in front of it."""
-    with log_of(run).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(begin, size - _TAIL_BYTES))
-        lines = file.read().decode("utf-8", errors="replace").split("\n")
-    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    line = next((line.strip() for line in reversed(_last_lines(run, begin)) if line.strip()), "")
     return " ".join(line.removeprefix(f"{run.request.benchmark} {run.request.method}").split())
 
 
+def _last_lines(run: PlannedRun, begin: int) -> list[str]:
+    """The end of the run's log, after ``begin``."""
+    with log_of(run).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - _TAIL_BYTES))
+        return file.read().decode("utf-8", errors="replace").split("\n")
+
+
 def result(run: PlannedRun, code: int, begin: int) -> Record | str:
-    """The record of a run whose process ended with ``code``, or why there is none."""
+    """The record of a run whose process ended with ``code``, or why there is none. A reason that begins with ``BUSY``:
+    another process was at work there, of this suite or of another one that writes into the same log."""
     try:
         if code == 0:
             return read_record(run.folder / RESULT)
+        if code > 0 and (said := next((line for line in _last_lines(run, begin) if BUSY in line), None)):
+            return said[said.index(BUSY) :]
         ending = f"killed by {signal.Signals(-code).name}" if code < 0 else last_line(run, begin)
     except InputError as error:
         ending = str(error)

@@ -26,6 +26,7 @@ class Here:
     """See the module's text. ``count_cards``: how many cards this process can use."""
 
     poll_seconds = 0.2
+    is_here = True
 
     def __init__(self, jobs: int = 1, count_cards: Callable[[], int] | None = None):
         if jobs < 1:

@@ -185,7 +185,7 @@ def plan(
 
 
 def _refuse_idle(suite: Suite, given: Mapping[str, Any], runs: Sequence[PlannedRun]) -> None:
-    """Refuse settings that none of the runs has use for: those that some have no use for are left out there."""
+    """Refuse settings that none of the runs uses; where only some do not use one, it is left out there."""
     tables = {"--set": given, "[settings]": suite.settings}
     tables |= {f"[methods.{method}]": values for method, values in suite.methods.items()}
     for place, values in tables.items():

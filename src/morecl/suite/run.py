@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,11 @@ from rich.table import Column, Table
 from morecl.config import LearnerConfig
 from morecl.errors import InputError, NewerFormatError
 from morecl.interrupts import sigterm_as_interrupt
-from morecl.locking import is_claimed
+from morecl.locking import BUSY, is_claimed
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, rate_notes, read_request
 from morecl.run.images import ImagesNow
+from morecl.run.settings import check_machine
 from morecl.suite.plan import PlannedRun
 
 
@@ -67,6 +68,7 @@ class Place(Protocol):
 
     title: str
     poll_seconds: float
+    is_here: bool  # what this machine has is what the runs have
 
     def has_room(self) -> bool:
         """Whether another run can be given to it now."""
@@ -96,6 +98,8 @@ def run_suite(
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
     waiting = deque(run for run in runs if run.folder not in outcomes)
+    if place.is_here:
+        _check_machine(waiting)
     before = f", {len(outcomes)} finished before" if outcomes else ""
     console.print(f"{len(runs)} runs{before}, {len(waiting)} to do, {place.title}", highlight=False)
     for note in rate_notes(run.request.resolve() for run in waiting):
@@ -115,11 +119,11 @@ def run_suite(
             done(outcome)
 
         def leave(run: PlannedRun) -> None:
-            """To the process that is at work there; its turn comes again."""
+            """Leave it to the process that is at work there, and try it again later."""
             waiting.append(run)
             if run.folder not in busy:
                 busy.add(run.folder)
-                text = f"{run.title}: another process is at work there; waiting for its end"
+                text = f"{run.title}: another process is at work there; waiting for it to end"
                 console.print(text, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
         try:
@@ -143,16 +147,26 @@ def run_suite(
                     if folder in rows:
                         display.remove_task(rows.pop(folder))
                     outcome = job.outcome()
-                    if outcome.status == "failed" and is_claimed(folder):
-                        leave(job.run)
-                    elif outcome.status == "failed" and (record := _record_of_another(job.run, images)):
+                    if outcome.status == "failed" and (record := _record_of_another(job.run, images)):
                         end(Outcome(job.run, "skipped", record))
+                    elif outcome.reason.startswith(BUSY):
+                        leave(job.run)
                     else:
                         end(outcome)
                 time.sleep(place.poll_seconds if running or waiting else 0)
         finally:
             place.stop()
     return [outcomes[run.folder] for run in runs]
+
+
+def _check_machine(runs: Iterable[PlannedRun]) -> None:
+    """Raise :class:`InputError` if a run needs a device, or a file with a backbone, that is not on this machine."""
+    checked: set[tuple[str, str]] = set()
+    for run in runs:
+        config = run.request.resolve().config
+        if (config.device, config.backbone) not in checked:
+            checked.add((config.device, config.backbone))
+            check_machine(config)
 
 
 def _ended_meanwhile(run: PlannedRun, images: ImagesNow) -> Outcome | None:

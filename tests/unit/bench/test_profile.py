@@ -107,4 +107,7 @@ def test_on_a_gpu_both_rates_are_shown() -> None:
     )  # fmt: skip
     text = io.StringIO()
     result.show(Console(file=text, width=200))
-    assert "steps take 10 us and products reach 640.0 TFLOP/s: 50.0 % of it (40.0 % of the above)" in text.getvalue()
+    assert (
+        "steps take 10 us and products reach 640.0 TFLOP/s: 50.0 % of that rate (40.0 % of the one above)"
+        in text.getvalue()
+    )

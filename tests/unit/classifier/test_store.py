@@ -220,7 +220,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(model: ModelFolder, m
     for module in (checkpoint, version_files):
         with monkeypatch.context() as patch:
             patch.setattr(module, "file_sha256", locked)
-            with pytest.raises(InputError, match=r"safetensors may not be read \(Permission denied\)$"):
+            with pytest.raises(InputError, match=r"safetensors cannot be read \(Permission denied\)$"):
                 model.load()
 
 

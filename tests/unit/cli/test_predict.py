@@ -87,5 +87,5 @@ def test_a_stdin_that_cannot_be_read_is_a_mistake_of_the_user(tmp_path: Path, mo
     with os.fdopen(to_write_alone, "rb") as stream, cannot:
         list(listed(stream))
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(InputError, match="on stdin, which is closed"):
+    with pytest.raises(InputError, match="from stdin, but it is closed"):
         predict._stdin()

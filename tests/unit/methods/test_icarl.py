@@ -114,5 +114,7 @@ def test_the_memory_keeps_room_for_an_exemplar_of_each_class() -> None:
     with pytest.raises(InputError, match="memory_size=3 cannot hold an exemplar of each of 4 classes"):
         learner.configure(memory_size=3)
     assert is_same(before, snapshot(learner)) and learner.config.memory_size == 12
+    with pytest.raises(InputError, match="memory_size=1 cannot hold"):
+        learner.configure(memory_size="1")
     learner.configure(memory_size=4)
     assert sorted(learner.memory.columns.tolist()) == [0, 1, 2, 3]

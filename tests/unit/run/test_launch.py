@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_says_how_to_go_on(tmp_path: Path, name: str) -> No
     saved = folder / "checkpoint-1"
     (saved / name).unlink()
     with pytest.raises(
-        InputError, match=r"is damaged: .*Delete .*checkpoint-1, and `morecl resume .*` goes on from"
+        InputError, match=r"is (damaged|missing).*Delete .*checkpoint-1, and `morecl resume .*` goes on from"
     ) as e:
         resume(folder)
     assert "Errno" not in str(e.value)

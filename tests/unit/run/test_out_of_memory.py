@@ -62,10 +62,10 @@ def test_nothing_is_left_if_the_data_do_not_fit(tmp_path: Path, monkeypatch: pyt
 
 def test_the_size_of_a_folders_images_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_digits(tmp_path / "photos", [0, 1], 0, 4)
-    (tmp_path / "own.toml").write_text('dataset = "folder:photos"\ntasks = 1\nfolder_size = 4096\n')
+    (tmp_path / "own.toml").write_text('dataset = "folder:photos"\ntasks = 1\nfolder_size = 1024\n')
     fail_in(monkeypatch, 0, MemoryError())
     request = REQUEST.model_copy(update={"benchmark": str(tmp_path / "own.toml")})
-    with pytest.raises(InputError, match=r"eval_batch_size or folder_size \(now .*folder_size=4096\)"):
+    with pytest.raises(InputError, match=r"eval_batch_size or folder_size \(now .*folder_size=1024\)"):
         start(request, tmp_path / "run")
 
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from morecl.data import load_recipe, recipe_names
 from morecl.errors import InputError
 from morecl.files import write_json
+from morecl.locking import BUSY
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
@@ -369,12 +370,23 @@ def test_a_suite_without_a_run_is_a_mistake() -> None:
 
 
 def test_what_is_not_there_is_said_before_any_run_begins(tmp_path: Path) -> None:
-    for backbone, message in (
-        (str(tmp_path / "no.safetensors"), "backbone file .*no.safetensors does not exist"),
-        ("deit_smal_patch16_224", "unknown backbone 'deit_smal_patch16_224'; did you mean 'deit_small_patch16_224'"),
+    unknown = "unknown backbone 'deit_smal_patch16_224'; did you mean 'deit_small_patch16_224'"
+    with pytest.raises(InputError, match=unknown):
+        plan(suite_of(one()), OUT, settings={"backbone": "deit_smal_patch16_224"})
+    for number, (settings, message) in enumerate(
+        [
+            ({"backbone": str(tmp_path / "no.safetensors")}, "backbone file .*no.safetensors does not exist"),
+            ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+        ]
     ):
+        before = RunRequest(method="finetune", benchmark="digits-5t", settings=settings)
+        folder = tmp_path / f"before {number}"
+        leave(folder, before, finished=True)
+        finished = PlannedRun(before, folder, "before")  # wherever it was made
+        assert [o.status for o in run_suite.run_suite([finished], quiet(), Here(1))] == ["skipped"]
         with pytest.raises(InputError, match=message):
-            plan(suite_of(one()), OUT, settings={"backbone": backbone})
+            run_suite.run_suite(plan(suite_of(one()), tmp_path / "new", settings=settings), quiet(), Here(1))
+        assert not (tmp_path / "new").exists()
 
 
 # ---- what counts as finished ------------------------------------------------------------------------------------
@@ -605,7 +617,11 @@ def test_a_run_at_which_another_process_is_at_work_is_left_to_it(
         "import pathlib, shutil, sys; folder = pathlib.Path(sys.argv[1])\n"
         "shutil.copytree(folder.with_name('source'), folder); sys.exit('error: another process is at work')"
     )
-    scripts["failing"] = "import sys; sys.exit('error: no')"
+    scripts["failing"] = (  # first another process is faster, by a moment
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); file = folder.with_name('tried')\n"
+        "again = file.exists(); file.touch()\n"
+        f"sys.exit('error: no' if again else 'error: {BUSY} {{folder}} (process 7); wait for it')"
+    )
     console = quiet()
     place = Here(1)
     monkeypatch.setattr(place, "poll_seconds", 0.01)
@@ -615,7 +631,9 @@ def test_a_run_at_which_another_process_is_at_work_is_left_to_it(
         ("taken", "skipped"),
         ("failing", "failed"),
     ]
-    assert printed(console).count("used: another process is at work there; waiting for its end") == 1
+    assert found[2].reason.startswith("error: no")
+    assert printed(console).count("failing: another process is at work there") == 1
+    assert printed(console).count("used: another process is at work there; waiting for it to end") == 1
 
 
 def test_a_suite_says_for_what_it_runs_no_rate_was_searched(tmp_path: Path, scripts: dict[str, str]) -> None:
@@ -695,6 +713,7 @@ def test_runs_are_spread_over_the_cards(
     device: str,
     cards: list[str],
 ) -> None:
+    monkeypatch.setattr(run_suite, "check_machine", lambda _: None)
     if given is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -717,7 +736,10 @@ def test_the_next_run_goes_to_the_card_that_became_free(tmp_path: Path, scripts:
     assert {path.read_text() for path in tmp_path.glob("*.shared")} == {""}  # each had a card for itself
 
 
-def test_a_run_that_chose_its_card_may_share_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+def test_a_run_that_chose_its_card_may_share_it(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_suite, "check_machine", lambda _: None)
     scripts |= dict.fromkeys("ab", CARD.replace("< 4", "< 2"))
     chosen, any_card = (
         RunRequest(method="ncm", benchmark="digits-5t", settings={"device": device}) for device in ("cuda:0", "auto")

@@ -93,7 +93,7 @@ def out_of_memory_explained(advice: str) -> Iterator[None]:
     except InputError:
         raise
     except (MemoryError, RuntimeError, OSError) as error:
-        from morecl.run.out_of_memory import is_out_of_memory
+        from morecl.nn.device import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

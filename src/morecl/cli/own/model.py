@@ -186,19 +186,21 @@ def forget(
     from morecl.classifier import changes
 
     store = existing(model)
-    if not yes:
-        _confirm_forgetting(store, name)
+    asked_about = None if yes else _confirm_forgetting(store, name)
     with _changed(store) as (_, classifier):
+        if asked_about not in (None, newest := store.versions()[-1].number):
+            raise InputError(f"the model was changed meanwhile: version {newest} is in use. Nothing was forgotten")
         said = changes.forget(store, classifier, name)
     print(said)
     _show_promise(classifier.promise())
 
 
-def _confirm_forgetting(store: ModelFolder, name: str) -> None:
-    """Ask. Meanwhile others may change the model."""
+def _confirm_forgetting(store: ModelFolder, name: str) -> int:
+    """Ask, about the version that is returned. Meanwhile others may change the model."""
     from morecl.classifier import changes
 
-    warning = changes.end_of_unknown(store.load(device="cpu"), name)
+    versions, classifier = store.load_newest(device="cpu")
+    warning = changes.end_of_unknown(classifier, name)
     if sys.stdin is None or not sys.stdin.isatty():
         found = f", and {warning}" if warning else ""
         raise InputError(f"forgetting {name!r} cannot be undone{found}; confirm it with --yes")
@@ -211,6 +213,7 @@ def _confirm_forgetting(store: ModelFolder, name: str) -> None:
     if not agreed:
         print("nothing has changed")
         raise SystemExit(FAILED)
+    return versions[-1].number
 
 
 def export(

@@ -146,7 +146,7 @@ def images_in(path: str) -> Iterator[str]:
 
 def _stdin() -> IO[bytes]:
     if sys.stdin is None:
-        raise InputError("a list of paths is to come on stdin, which is closed")
+        raise InputError("the paths are to be read from stdin, but it is closed")
     return sys.stdin.buffer
 
 
