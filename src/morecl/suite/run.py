@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,72 +91,96 @@ def run_suite(
         InputError: a folder holds a different run. Nothing is started.
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after everything has been stopped.
     """
-    outcomes: dict[Path, Outcome] = {}
     images = ImagesNow()
+    outcomes: dict[Path, Outcome] = {}
     for run in runs:
         record = finished_record(run.request, run.folder, images)
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
-    waiting = deque(run for run in runs if run.folder not in outcomes)
+    waiting = [run for run in runs if run.folder not in outcomes]
     if place.is_here:
         _check_machine(waiting)
     before = f", {len(outcomes)} finished before" if outcomes else ""
     console.print(f"{len(runs)} runs{before}, {len(waiting)} to do, {place.title}", highlight=False)
     for note in rate_notes(run.request.resolve() for run in waiting):
-        console.print(note, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
+        _say(console, note)
     for outcome in outcomes.values():
         done(outcome)
-    running: list[Job] = []
-    busy: set[Path] = set()  # folders in which other processes were found at work
     with _display(console) as display, sigterm_as_interrupt():
-        everything = display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
-        rows: dict[Path, TaskID] = {}
-
-        def end(outcome: Outcome) -> None:
-            outcomes[outcome.run.folder] = outcome
-            display.advance(everything)
-            console.print(_line(outcome), highlight=False, soft_wrap=True)
-            done(outcome)
-
-        def leave(run: PlannedRun) -> None:
-            """Leave it to the process that is at work there, and try it again later."""
-            waiting.append(run)
-            if run.folder not in busy:
-                busy.add(run.folder)
-                text = f"{run.title}: another process is at work there; waiting for it to end"
-                console.print(text, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
-
+        display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
+        work = _Work(waiting, place, images, console, display)
         try:
-            while waiting or running:
-                for _ in range(len(waiting)):
-                    if not place.has_room():
-                        break
-                    run = waiting.popleft()
-                    if is_claimed(run.folder):
-                        leave(run)
-                    elif ended := _ended_meanwhile(run, images):
-                        end(ended)
-                    else:
-                        running.append(place.start(run))
-                for job in list(running):
-                    folder = job.run.folder
-                    if not job.ended():
-                        _show_progress(job, rows, display)
-                        continue
-                    running.remove(job)
-                    if folder in rows:
-                        display.remove_task(rows.pop(folder))
-                    outcome = job.outcome()
-                    if outcome.status == "failed" and (record := _record_of_another(job.run, images)):
-                        end(Outcome(job.run, "skipped", record))
-                    elif outcome.reason.startswith(BUSY):
-                        leave(job.run)
-                    else:
-                        end(outcome)
-                time.sleep(place.poll_seconds if running or waiting else 0)
+            for outcome in work.outcomes():
+                outcomes[outcome.run.folder] = outcome
+                done(outcome)
         finally:
             place.stop()
     return [outcomes[run.folder] for run in runs]
+
+
+class _Work:
+    """The runs that are to be done: those that wait for their turn, and those that are under way in ``place``."""
+
+    def __init__(
+        self, runs: Iterable[PlannedRun], place: Place, images: ImagesNow, console: Console, display: Progress
+    ):
+        self._waiting = deque(runs)
+        self._running: list[Job] = []
+        self._left: set[Path] = set()  # folders of runs that were left to other processes
+        self._place, self._images, self._console, self._display = place, images, console, display
+        self._everything = display.task_ids[0]
+        self._rows: dict[Path, TaskID] = {}
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Of all runs, as they end."""
+        while self._waiting or self._running:
+            for outcome in (*self._start(), *self._look()):
+                self._display.advance(self._everything)
+                self._console.print(_line(outcome), highlight=False, soft_wrap=True)
+                yield outcome
+            time.sleep(self._place.poll_seconds if self._running or self._waiting else 0)
+
+    def _start(self) -> Iterator[Outcome]:
+        """Start what there is room for; the outcomes of runs that other processes finished meanwhile."""
+        for _ in range(len(self._waiting)):
+            if not self._place.has_room():
+                return
+            run = self._waiting.popleft()
+            if is_claimed(run.folder):
+                self._leave(run)
+            elif ended := _ended_meanwhile(run, self._images):
+                yield ended
+            else:
+                self._running.append(self._place.start(run))
+
+    def _look(self) -> Iterator[Outcome]:
+        """The outcomes of runs that have ended, but for those that were refused."""
+        for job in list(self._running):
+            folder = job.run.folder
+            if not job.ended():
+                _show_progress(job, self._rows, self._display)
+                continue
+            self._running.remove(job)
+            if folder in self._rows:
+                self._display.remove_task(self._rows.pop(folder))
+            outcome = job.outcome()
+            if outcome.status == "failed" and (record := _record_of_another(job.run, self._images)):
+                yield Outcome(job.run, "skipped", record)
+            elif outcome.reason.startswith(BUSY):
+                self._leave(job.run)
+            else:
+                yield outcome
+
+    def _leave(self, run: PlannedRun) -> None:
+        """Leave it to the process that is at work there, and try it again later."""
+        self._waiting.append(run)
+        if run.folder not in self._left:
+            self._left.add(run.folder)
+            _say(self._console, f"{run.title}: another process is at work there; waiting for it to end")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _check_machine(runs: Iterable[PlannedRun]) -> None:
