@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import morecl
@@ -383,10 +384,10 @@ def run(folder, task, step):
     sys.argv = ["morecl", "run", *sys.argv[2:], "--out", folder]
     cli.main()
 
-torch.set_num_threads(1)
 for name, task, step in (("first", 1, 2), ("third", 3, 3), ("checkpoint", 3, None)):
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as the process that resumes
         run(os.path.join(sys.argv[1], name), task, step)
         os._exit(0)
     print(name, -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -398,7 +399,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder), *SMALL],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"OMP_NUM_THREADS": f"{torch.get_num_threads()}", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
