@@ -12,7 +12,9 @@ import torch
 
 from preloaded import preloaded
 
-torch.set_num_threads(int(os.environ.get("MORECL_TEST_THREADS", "1")))
+THREADS = os.environ.get("MORECL_TEST_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = THREADS  # for the processes that tests start
+torch.set_num_threads(int(THREADS))
 if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     from hypothesis import settings
 
@@ -33,7 +35,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with ``morecl`` and ``python`` that need no seconds for their imports, see :mod:`preloaded`."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with preloaded(tmp_path_factory.mktemp("commands"), environment) as path:
         yield path
 

@@ -151,7 +151,7 @@ def run(out: Path) -> Record:
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(int(os.environ.get("MORECL_TEST_THREADS", "1")))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     with parallel.joined() as group:
         assert group is not None
         (out / f"told-{group.rank}.json").write_text(json.dumps(disagreements(group)))

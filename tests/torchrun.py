@@ -15,7 +15,7 @@ def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("MORECL_TEST_THREADS", "1")},
+        env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=120,

@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run(commands: Path) -> Run:
     def run(example: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         command = [commands / "python", ROOT / "examples" / example, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -974,7 +974,7 @@ def test_a_closed_pipe_has_its_own_exit_code(commands: Path, tiny: Path, tmp_pat
     reader, writer = os.pipe()
     os.close(reader)
     command = [commands / "morecl", "predict", tiny, photos, *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with os.fdopen(writer) as closed:
         done = subprocess.run(command, env=environment, stdout=closed, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -1048,7 +1048,7 @@ main()
 
 def start_learning(commands: Path, model: Path, photos: Path) -> tuple[subprocess.Popen[str], int]:
     """The command that learns, and the process that does it."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [commands / "python", "-c", LEARN, "learn", model, photos]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

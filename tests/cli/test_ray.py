@@ -58,7 +58,6 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": FAST})
     try:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import morecl
@@ -399,7 +398,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder), *SMALL],
-        env=os.environ | {"OMP_NUM_THREADS": f"{torch.get_num_threads()}", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,

@@ -62,7 +62,6 @@ def interrupted(folder: Path, request: RunRequest) -> None:
 def test_runs_resumes_survives_and_skips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out, data, file = tmp_path / "out", tmp_path / "data", tmp_path / "mine.toml"
     data.mkdir()
     file.write_text(SUITE)

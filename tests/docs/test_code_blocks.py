@@ -37,7 +37,7 @@ COMMANDS = [(block, command) for block in not_run() for command in block.command
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, commands: Path) -> None:
     todo = runnable(page)
     path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": str(ROOT / "src")}
     if any(block.detail.startswith("src/") for block in todo):  # a page that changes the code gets its own copy
         shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         environment["PYTHONPATH"] = str(tmp_path / "src")

@@ -58,7 +58,7 @@ def test_a_run_and_its_resumption_end_cleanly_by_sigterm_where_sigint_is_ignored
     for command in commands:
         process = subprocess.Popen(
             [sys.executable, "-m", "morecl", *command],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
