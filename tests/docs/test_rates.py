@@ -19,6 +19,7 @@ LOWERED = {
     ("cifar100-10t", "row"),
     ("svhn-5t", "more"),
     ("digits-5t", "icarl"),
+    ("tinyimagenet88-8t", "ranpac"),
 }
 # at the next higher rate training diverged, so there is no record of it
 HIGHEST = {
@@ -32,7 +33,13 @@ HIGHEST = {
     ("svhn-5t", "more-authors"),
     ("digits-5t", "derpp"),
     ("digits-5t", "gd"),
+    ("tinyimagenet88-8t", "more"),
+    ("tinyimagenet88-8t", "row"),
+    ("tinyimagenet88-8t", "ranpac"),
 }
+# how often training diverged in a search in which it counts as a try, at rates above those that are recorded
+DIVERGED = {"icarl": 1, "more": 1, "morerp": 1, "row": 1, "ranpac": 1, "tpl": 2}
+FOLDERS = {"digits-5t": "digits-rates", "tinyimagenet88-8t": "tinyimagenet88-rates"}  # others: shipped-rates
 PRESETS = {"more-paper": "paper", "more-authors": "authors"}  # MORE with other back-updates, by folder
 
 
@@ -58,18 +65,37 @@ def best_of(scores: dict[float, tuple[float, float]], benchmark: str, name: str)
     return best
 
 
-@pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t", "svhn-5t", "digits-5t"])
+@pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t", "svhn-5t", "digits-5t", "tinyimagenet88-8t"])
 def test_rates_of_the_included_backbone_are_the_best(benchmark: str) -> None:
     recipe = load_recipe(benchmark)
-    searches = tried("digits-rates" if benchmark == "digits-5t" else "shipped-rates", benchmark)
-    assert searches.keys() - PRESETS.keys() == recipe.included["methods"].keys() - {"single"}
-    assert recipe.included["methods"]["single"] == recipe.included["methods"]["more"]
+    searches = tried(FOLDERS.get(benchmark, "shipped-rates"), benchmark)
+    chosen = recipe.included["methods"]
+    assert searches.keys() - PRESETS.keys() == chosen.keys() - {"single"}
+    assert chosen.get("single", chosen["more"]) == chosen["more"]
     for method, scores in searches.items():
-        if method == "pass" and benchmark != "digits-5t":  # searched for together with a weight, see below
+        if method == "pass" and benchmark not in FOLDERS:  # searched for together with a weight, see below
             continue
         best = best_of(scores, benchmark, method)
         assert recipe.settings_for("more" if method in PRESETS else method, included=True)["lr"] == best, method
-        assert len(scores) >= (4 if (benchmark, method) in HIGHEST else 5)
+        if benchmark == "tinyimagenet88-8t":  # all have had five tries
+            assert len(scores) + DIVERGED.get(method, 0) == 5
+        else:
+            assert len(scores) >= (4 if (benchmark, method) in HIGHEST else 5)
+
+
+def test_what_is_said_of_the_rates_on_cifar100_in_20_tasks() -> None:
+    """The table has the rates of 10 tasks. Rates beside them were tried: what the page says that they would gain."""
+    recipe, gains = load_recipe("cifar100-20t"), {}
+    for method, scores in tried("shipped-rates", "cifar100-20t").items():
+        used = recipe.settings_for("more" if method in PRESETS else method, included=True)["lr"]
+        gain = round(max(scores.values())[0] - scores[used][0], 1)
+        if len(scores) < 4 and gain:  # the best is the highest that trains
+            assert max(scores, key=scores.__getitem__) == max(scores) == 0.2, method
+        gains[method] = gain
+    named = {"ranpac": 2.8, "gd": 1.4, "owm": 1.0, "more-paper": 0.9, "hal": 0.9, "hat": 0.9, "agem": 0.7, "more": 0.5}
+    named |= {"joint": 0.2, "row": 0.1, "tpl": 0.1}
+    assert {method: gain for method, gain in gains.items() if gain} == named
+    assert len(gains) == 18
 
 
 @pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t", "svhn-5t"])
@@ -138,9 +164,13 @@ def test_rates_of_other_backbones_are_the_best_on_average() -> None:
     recipe = load_recipe("cifar10-5t")
     searches = [tried("frontier-rates", benchmark) for benchmark in ("cifar10-5t", "cifar100-10t")]
     for method in searches[0].keys() - {"slda"}:
-        scores = {rate: sum(search[method][rate][0] for search in searches) for rate in searches[0][method]}
-        assert len(scores) == 4
-        assert recipe.settings_for(method, included=False)["lr"] == max(scores, key=scores.__getitem__), method
+        one, other = (search[method] for search in searches)
+        for scores in (one, other):
+            best_of(scores, "", method)
+            assert 4 <= len(scores) <= 5
+        means = {rate: one[rate][0] + other[rate][0] for rate in one.keys() & other.keys()}
+        assert len(means) == 4
+        assert recipe.settings_for(method, included=False)["lr"] == max(means, key=means.__getitem__), method
 
 
 @pytest.mark.parametrize("benchmark", ["cifar10-5t", "cifar100-10t"])
@@ -167,6 +197,7 @@ def test_other_streams_of_digits_have_the_same_rates(name: str) -> None:
     [
         ("frontier", False, 5),
         ("shipped", True, 5),
+        ("tinyimagenet88", True, 5),
         ("unequal-cifar100", True, 5),
         ("smoke-digits", True, 8),
         ("unequal-digits", True, 8),
