@@ -70,6 +70,18 @@ def test_the_table_of_wide_backbones_is_that_of_the_records(rows: dict[Shape, tu
         assert cells == expected
 
 
+def test_the_table_of_steps_under_load_is_that_of_the_records() -> None:
+    cells = PAGE.partition("| under load |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (ViT-\S+) \| ([\d.]+) \| (\d+) \| ([\d.]+) % \|$", cells, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(NAMES)
+    for name, ms, rate, percent in rows:
+        record = read(f"{NAMES[name]}-224-step-under-load")
+        step, reached = record["sustained_step_microseconds"], record["sustained_matrix_tflops"]
+        assert (ms, rate) == (f"{step / 1e3:.2f}", f"{reached:.0f}")
+        work = record["arithmetic_microseconds"] * record["matrix_tflops"]
+        assert percent == f"{100 * work / step / reached:.1f}"
+
+
 def test_the_table_that_chooses_who_trains_is_that_of_the_records(rows: dict[Shape, tuple[str, list[str]]]) -> None:
     found = {shape: tuple(float(cell.split()[0]) for cell in cells) for shape, (_, cells) in rows.items()}
     found[192, 128] = (
