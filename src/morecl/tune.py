@@ -3,12 +3,14 @@
 Each pair is one run per seed, scored on a share (``validation``) of each class's training images that is not trained on
 (see ``morecl.data.build_stream``). Runs go to OUT/lr-R-epochs-E/order-K-seed-S, the result to OUT/tune.json, which is
 updated after every pair. An interrupted search continues where it stopped: finished runs are not repeated.
+
+A best rate at an end of the grid says little, so the search can go on beyond it (``beyond``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +31,7 @@ from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
 
 TUNED = ("lr", "epochs")
+STEP = 2.5  # from one rate to the next where only one was given
 FILE = "tune.json"
 
 Watch = Callable[[str], AbstractContextManager[Watcher]]
@@ -58,7 +61,7 @@ class Search(BaseModel):
     schema_: Literal["morecl.tune/1"] = Field(default="morecl.tune/1", alias="schema")
     request: RunRequest
     seeds: list[int]
-    complete: bool = Field(description="whether all pairs have been tried")
+    complete: bool = Field(description="whether all pairs have been tried, those beyond the grid included")
     trials: list[Trial]
     best: Trial | None
 
@@ -72,11 +75,13 @@ def tune(
     out: Path,
     watch: Watch,
     elsewhere: Elsewhere | None = None,
+    beyond: int = 0,
 ) -> Search:
     """Try every pair of ``lrs`` and ``epochs`` with every seed.
 
     Args:
         request: what the runs have in common. ``request.validation``, the share held out, is required.
+        beyond: how many rates may be tried beyond the smallest and the largest, see :func:`rate_beyond`.
         watch: ``watch(title)`` gives the watcher of a run.
         elsewhere: carries out many runs at once, such as :func:`morecl.suite.run.run_suite` on a cluster. Without it
             they are carried out here, one after the other.
@@ -94,29 +99,45 @@ def tune(
     for name in TUNED:
         if name in request.settings:
             raise InputError(f"{name} is searched: give its values as --{name}, not with --set")
-    pairs = [(lr, count) for lr in lrs for count in epochs]
-    asked = {pair: [_request(request, *pair, seed) for seed in seeds] for pair in pairs}
     images = ImagesNow()
-    for run in (run for runs in asked.values() for run in runs):
-        run.resolve().check()
-        finished_record(run, _folder(out, run), images)
+    asked: dict[tuple[float, int], list[RunRequest]] = {}
     done: dict[tuple[float, int], Trial] = {}
+
+    def ask(rates: Sequence[float]) -> None:
+        new = {(lr, count): [_request(request, lr, count, seed) for seed in seeds] for lr in rates for count in epochs}
+        for run in (run for runs in new.values() for run in runs):
+            run.resolve().check()
+            finished_record(run, _folder(out, run), images)
+        asked.update(new)
 
     def note(trial: Trial) -> None:
         done[trial.lr, trial.epochs] = trial
         write_json(out / FILE, search().model_dump(mode="json", by_alias=True))
 
     def search() -> Search:
-        trials = [done[pair] for pair in pairs if pair in done]
-        complete = len(trials) == len(pairs)
+        trials = [done[pair] for pair in asked if pair in done]
+        complete = len(trials) == len(asked) and next_rate() is None
         return Search(request=request, seeds=list(seeds), complete=complete, trials=trials, best=best_of(trials))
 
-    if elsewhere:
-        _try_elsewhere(asked, out, elsewhere, note)
-    else:
-        with sigterm_as_interrupt():
-            for pair, runs in asked.items():
+    def next_rate() -> float | None:
+        """Beyond the grid, when all that was asked for is done."""
+        tried = len({lr for lr, _ in asked} - set(lrs))
+        return rate_beyond([done[pair] for pair in asked]) if tried < beyond else None
+
+    def carry_out() -> None:
+        left = {pair: runs for pair, runs in asked.items() if pair not in done}
+        if elsewhere:
+            _try_elsewhere(left, out, elsewhere, note)
+        else:
+            for pair, runs in left.items():
                 note(_trial(pair, runs, out, watch, images))
+
+    ask(lrs)
+    with nullcontext() if elsewhere else sigterm_as_interrupt():
+        carry_out()
+        while (rate := next_rate()) is not None:
+            ask([rate])
+            carry_out()
     return search()
 
 
@@ -126,15 +147,31 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return max(scored, key=lambda entry: entry[:3])[-1] if scored else None
 
 
+def rate_beyond(trials: Sequence[Trial]) -> float | None:
+    """The rate to try next, if the best is the smallest or the largest tried or all diverged; else ``None``.
+
+    It is as far from the end of the grid as the next rate within, or a factor of :data:`STEP` below the only one.
+    """
+    best, rates = best_of(trials), sorted({trial.lr for trial in trials})
+    if best is None or best.lr == rates[0]:
+        new = rates[0] * (rates[0] / rates[1] if len(rates) > 1 else 1 / STEP)
+    elif best.lr == rates[-1]:
+        new = rates[-1] * rates[-1] / rates[-2]
+    else:
+        return None
+    short = float(f"{new:.2g}")
+    return new if short in rates else short
+
+
 def at_edges(trials: Sequence[Trial], best: Trial) -> list[str]:
     """What the best says of values that were not tried: a line for each edge of the grid at which it is."""
     rates, counts = sorted({t.lr for t in trials}), sorted({t.epochs for t in trials})
     trained = max(t.lr for t in trials if t.aca is not None)
     notes = []
     if len(rates) > 1 and best.lr == rates[0]:
-        notes.append(f"{best.lr} is the smallest rate tried: a smaller one may be better")
+        notes.append(f"{best.lr} is the smallest rate tried: a smaller one may be better (see --beyond)")
     if len(rates) > 1 and best.lr == rates[-1]:
-        notes.append(f"{best.lr} is the largest rate tried: a larger one may be better")
+        notes.append(f"{best.lr} is the largest rate tried: a larger one may be better (see --beyond)")
     elif best.lr == trained < rates[-1]:
         notes.append(f"{best.lr} is the largest rate that did not diverge: a run with another class order may")
     if len(counts) > 1 and best.epochs == counts[-1]:

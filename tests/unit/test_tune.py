@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import morecl.tune
 from morecl.errors import DivergedError, InputError
 from morecl.records import read_record
 from morecl.run import RunRequest, Watcher, launch
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
-from morecl.tune import FILE, Search, Trial, at_edges, best_of, show, tune
+from morecl.tune import FILE, Search, Trial, at_edges, best_of, rate_beyond, show, tune
 
 SMALL = {"image_size": 8, "bottleneck": 4, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
@@ -197,6 +198,61 @@ def test_a_run_that_fails_elsewhere_is_no_trial(tmp_path: Path) -> None:
     assert not left.complete and [trial.lr for trial in left.trials] == [0.05]
 
 
+@pytest.mark.parametrize(
+    ("scores", "next_rate"),
+    [
+        ({0.002: 50.0, 0.005: 60.0, 0.0125: 55.0}, None),
+        ({0.002: 60.0, 0.005: 50.0, 0.0125: 40.0}, 0.0008),
+        ({0.002: 40.0, 0.005: 50.0, 0.0125: 60.0}, 0.031),
+        ({0.002: 40.0, 0.005: 50.0, 0.0125: None}, None),  # a larger one would diverge, too
+        ({0.002: 50.0, 0.005: 40.0, 0.0125: None}, 0.0008),
+        ({0.002: None, 0.005: None}, 0.0008),
+        ({0.05: 50.0}, 0.02),
+        ({0.1: 50.0, 0.1001: 40.0}, 0.1 * (0.1 / 0.1001)),  # rounded, it would be the same
+    ],
+)
+def test_the_rate_after_one_at_an_end(scores: dict[float, float | None], next_rate: float | None) -> None:
+    trials = [Trial(lr=lr, epochs=5, aca=aca, aia=aca, seconds=1.0) for lr, aca in scores.items()]
+    assert rate_beyond(trials) == next_rate
+
+
+@pytest.mark.parametrize(
+    ("beyond", "peak", "tried"),
+    [
+        (0, 0.0002, [0.002, 0.005]),
+        (5, 0.0003, [0.002, 0.005, 0.0008, 0.00032, 0.00013]),
+        (1, 0.0002, [0.002, 0.005, 0.0008]),
+        (5, 0.02, [0.002, 0.005, 0.013, 0.034]),
+        (5, 1.0, [0.002, 0.005, 0.013, 0.034, 0.089, 0.23]),  # which diverges
+    ],
+)
+@pytest.mark.parametrize("here", [True, False])
+def test_a_search_goes_on_beyond_its_grid_until_the_best_is_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, beyond: int, peak: float, tried: list[float]
+) -> None:
+    started: list[float] = []
+
+    def trial(pair: tuple[float, int], *_: Any) -> Trial:
+        started.append(pair[0])
+        score = None if pair[0] > 0.1 else -abs(np.log(pair[0] / peak))
+        return Trial(lr=pair[0], epochs=pair[1], aca=score, aia=score, seconds=None)
+
+    def elsewhere(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:
+        outcomes = [Outcome.of(run, "stopped: it diverged") for run in runs]
+        for outcome in outcomes:
+            done(outcome)
+        return outcomes
+
+    monkeypatch.setattr(morecl.tune, "_trial", trial)
+    monkeypatch.setattr(morecl.tune, "_ended_trial", trial)
+    place = {} if here else {"elsewhere": elsewhere}
+    asked = request(write_data(tmp_path / "data", test_seed=1))
+    out = tmp_path / "out"
+    found = tune(asked, lrs=[0.002, 0.005], epochs=[1], seeds=[0], out=out, watch=NoWatch(), beyond=beyond, **place)
+    assert started == [trial.lr for trial in found.trials] == tried
+    assert found.complete and Search.model_validate_json((out / FILE).read_text()) == found
+
+
 def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
     def trial(lr: float, epochs: int, aca: float | None, aia: float | None) -> Trial:
         return Trial(lr=lr, epochs=epochs, aca=aca, aia=aia, seconds=1.0)
@@ -212,8 +268,8 @@ def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
-        ({(0.1, 5): 60.0, (0.2, 5): 50.0}, ["0.1 is the smallest rate tried: a smaller one may be better"]),
-        ({(0.1, 5): 50.0, (0.2, 5): 60.0}, ["0.2 is the largest rate tried: a larger one may be better"]),
+        ({(0.1, 5): 60.0, (0.2, 5): 50.0}, ["0.1 is the smallest rate tried: a smaller one may be better (see --beyond)"]),
+        ({(0.1, 5): 50.0, (0.2, 5): 60.0}, ["0.2 is the largest rate tried: a larger one may be better (see --beyond)"]),
         ({(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): 40.0}, []),
         (
             {(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): None},

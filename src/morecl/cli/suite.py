@@ -69,6 +69,9 @@ def tune(
     method: options.Method = "more",
     validation: Annotated[float, typer.Option(help="Share of the training images to hold out.")] = 0.1,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="A trial's score is the mean over these seeds.")] = "0",
+    beyond: Annotated[
+        int, typer.Option(min=0, help="Rates to try at most beyond the smallest and the largest, while one is best.")
+    ] = 0,
     class_order: options.ClassOrder = "0",
     train_per_class: options.TrainPerClass = None,
     backbone: options.Backbone = None,
@@ -114,6 +117,7 @@ def tune(
             out=out,
             watch=lambda title: watching(console, title),
             elsewhere=elsewhere if ray else None,
+            beyond=beyond,
         )
     except KeyboardInterrupt:
         exit_interrupted("the same command continues with the unfinished trials")
