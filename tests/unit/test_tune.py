@@ -268,8 +268,14 @@ def test_best_is_by_last_accuracy_then_average_then_fewest_epochs() -> None:
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
-        ({(0.1, 5): 60.0, (0.2, 5): 50.0}, ["0.1 is the smallest rate tried: a smaller one may be better (see --beyond)"]),
-        ({(0.1, 5): 50.0, (0.2, 5): 60.0}, ["0.2 is the largest rate tried: a larger one may be better (see --beyond)"]),
+        (
+            {(0.1, 5): 60.0, (0.2, 5): 50.0},
+            ["0.1 is the smallest rate tried: a smaller one may be better (see --beyond)"],
+        ),
+        (
+            {(0.1, 5): 50.0, (0.2, 5): 60.0},
+            ["0.2 is the largest rate tried: a larger one may be better (see --beyond)"],
+        ),
         ({(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): 40.0}, []),
         (
             {(0.1, 5): 50.0, (0.2, 5): 60.0, (0.5, 5): None},
