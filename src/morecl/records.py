@@ -40,6 +40,11 @@ class _Part(BaseModel):
 class BackboneInfo(_Part):
     name: str
     sha256: str
+    source_sha256: str = Field(
+        "",
+        description="of the weights as they are in their file, before positions are resampled to an image size, which "
+        "CPUs do differently; empty without a file, and in older records",
+    )
     image_size: int | None = Field(None, description="pixels along a side of its input; older records lack it")
 
 

@@ -25,7 +25,7 @@ from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.records import Record
 from morecl.run import RUN, RunRequest, Watcher, launch
-from morecl.run.images import ImagesNow
+from morecl.run.inputs import InputsNow
 from morecl.suite.child import DIVERGED
 from morecl.suite.plan import PlannedRun
 from morecl.suite.run import Outcome, finished_record
@@ -99,7 +99,7 @@ def tune(
     for name in TUNED:
         if name in request.settings:
             raise InputError(f"{name} is searched: give its values as --{name}, not with --set")
-    images = ImagesNow()
+    inputs = InputsNow()
     asked: dict[tuple[float, int], list[RunRequest]] = {}
     done: dict[tuple[float, int], Trial] = {}
 
@@ -107,7 +107,7 @@ def tune(
         new = {(lr, count): [_request(request, lr, count, seed) for seed in seeds] for lr in rates for count in epochs}
         for run in (run for runs in new.values() for run in runs):
             run.resolve().check()
-            finished_record(run, _folder(out, run), images)
+            finished_record(run, _folder(out, run), inputs)
         asked.update(new)
 
     def note(trial: Trial) -> None:
@@ -130,7 +130,7 @@ def tune(
             _try_elsewhere(left, out, elsewhere, note)
         else:
             for pair, runs in left.items():
-                note(_trial(pair, runs, out, watch, images))
+                note(_trial(pair, runs, out, watch, inputs))
 
     ask(lrs)
     with nullcontext() if elsewhere else sigterm_as_interrupt():
@@ -211,12 +211,12 @@ def _folder(out: Path, request: RunRequest) -> Path:
     return out / f"lr-{lr}-epochs-{epochs}" / f"order-{request.class_order}-seed-{request.seed}"
 
 
-def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch: Watch, images: ImagesNow) -> Trial:
+def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch: Watch, inputs: InputsNow) -> Trial:
     records: list[Record] = []
     lr, epochs = pair
     for request in runs:
         folder = _folder(out, request)
-        record = finished_record(request, folder, images)
+        record = finished_record(request, folder, inputs)
         if record is None:
             try:
                 with watch(f"lr {lr} epochs {epochs} seed {request.seed}") as watcher:

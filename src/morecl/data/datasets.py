@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 
-from morecl.data.folder import FOLDER_SIZE, find_classes, load_folder
+from morecl.data.folder import FOLDER_SIZE, files_key, find_classes, load_folder
 from morecl.data.sources import DIGITS, SOURCES, absent, fetch, read_folders, read_npz
 from morecl.data.stream import Dataset
 from morecl.errors import InputError, unknown_name
@@ -44,6 +45,21 @@ def load_dataset(
     if not download:
         raise absent(name, source, root, "downloading is switched off")
     return fetch(name, source, root, progress)
+
+
+def data_key(name: str, data_root: Path | None = None) -> str:
+    """Another one if files of the data set were replaced, or written again; empty if it is in none. None is opened."""
+    check_dataset_name(name)
+    if name.startswith(FOLDER):
+        return files_key(Path(name.removeprefix(FOLDER)).expanduser())
+    if name not in SOURCES:
+        return ""
+    root = resolve_data_root(data_root)
+    npz = root / f"{name}.npz"
+    places = [npz] if npz.exists() else [root / path for path in SOURCES[name].layout]
+    files = sorted(file for place in places for file in (place.rglob("*") if place.is_dir() else [place]))
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    return hashlib.sha256(repr(stats).encode()).hexdigest() if stats else ""
 
 
 def count_classes(name: str) -> int:

@@ -73,7 +73,7 @@ def load_backbone(spec: str, *, image_size: int | None = None, pretrained: bool 
         state = _read_shipped()
     source_sha256 = ""
     if pretrained and state is not None:
-        body = {key: value.float() for key, value in state.items() if not key.startswith(CLASSIFIERS)}
+        body = _body(state)
         source_sha256 = fingerprint(body)
         way_out = "" if _is_known(name) else f"If it is not a plain ViT, name its architecture: NAME@{path}"
         _load_state(vit, body, str(path or SHIPPED), way_out)
@@ -108,6 +108,17 @@ def require_file(spec: str) -> None:
     _, path = _parse(spec)
     if path is not None and not path.is_file():
         raise InputError(f"backbone file {path} does not exist")
+
+
+def weights_in_file(spec: str) -> str:
+    """``source_sha256`` of a backbone made from ``spec``; empty if that names no file, or one that is not there."""
+    _, path = _parse(spec)
+    return fingerprint(_body(_read_checkpoint(path))) if path is not None and path.is_file() else ""
+
+
+def _body(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the classifier, in float32."""
+    return {key: value.float() for key, value in state.items() if not key.startswith(CLASSIFIERS)}
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

@@ -33,7 +33,7 @@ from morecl.run.folder import (
     remove_checkpoints,
     remove_leftovers,
 )
-from morecl.run.images import images_key, noted
+from morecl.run.inputs import images_key, noted
 from morecl.run.loop import learn_stream, task_groups
 from morecl.run.measurements import Measurements
 from morecl.run.out_of_memory import out_of_memory_explained

@@ -36,6 +36,7 @@ def build_record(request: RunRequest, learner: Learner, stream: TaskStream, meas
         backbone=BackboneInfo(
             name=learner.backbone.architecture or "local",
             sha256=learner.backbone.sha256,
+            source_sha256=learner.backbone.source_sha256,
             image_size=learner.backbone.input.size,
         ),
         data=_data(stream),

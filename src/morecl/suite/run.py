@@ -29,7 +29,7 @@ from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import BUSY, is_claimed
 from morecl.records import Record, read_record
 from morecl.run import RESULT, RUN, ResolvedRun, RunRequest, rate_notes, read_request
-from morecl.run.images import ImagesNow
+from morecl.run.inputs import InputsNow
 from morecl.run.settings import check_machine
 from morecl.suite.plan import PlannedRun
 
@@ -91,10 +91,10 @@ def run_suite(
         InputError: a folder holds a different run. Nothing is started.
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after everything has been stopped.
     """
-    images = ImagesNow()
+    inputs = InputsNow()
     outcomes: dict[Path, Outcome] = {}
     for run in runs:
-        record = finished_record(run.request, run.folder, images)
+        record = finished_record(run.request, run.folder, inputs)
         if record:
             outcomes[run.folder] = Outcome(run, "skipped", record)
     waiting = [run for run in runs if run.folder not in outcomes]
@@ -108,7 +108,7 @@ def run_suite(
         done(outcome)
     with _display(console) as display, sigterm_as_interrupt():
         display.add_task("all runs", total=len(runs), completed=len(outcomes), detail="")
-        work = _Work(waiting, place, images, console, display)
+        work = _Work(waiting, place, inputs, console, display)
         try:
             for outcome in work.outcomes():
                 outcomes[outcome.run.folder] = outcome
@@ -122,12 +122,12 @@ class _Work:
     """The runs that are to be done: those that wait for their turn, and those that are under way in ``place``."""
 
     def __init__(
-        self, runs: Iterable[PlannedRun], place: Place, images: ImagesNow, console: Console, display: Progress
+        self, runs: Iterable[PlannedRun], place: Place, inputs: InputsNow, console: Console, display: Progress
     ):
         self._waiting = deque(runs)
         self._running: list[Job] = []
         self._left: set[Path] = set()  # folders of runs that were left to other processes
-        self._place, self._images, self._console, self._display = place, images, console, display
+        self._place, self._inputs, self._console, self._display = place, inputs, console, display
         self._everything = display.task_ids[0]
         self._rows: dict[Path, TaskID] = {}
 
@@ -148,7 +148,7 @@ class _Work:
             run = self._waiting.popleft()
             if is_claimed(run.folder):
                 self._leave(run)
-            elif ended := _ended_meanwhile(run, self._images):
+            elif ended := _ended_meanwhile(run, self._inputs):
                 yield ended
             else:
                 self._running.append(self._place.start(run))
@@ -164,7 +164,7 @@ class _Work:
             if folder in self._rows:
                 self._display.remove_task(self._rows.pop(folder))
             outcome = job.outcome()
-            if outcome.status == "failed" and (record := _record_of_another(job.run, self._images)):
+            if outcome.status == "failed" and (record := _record_of_another(job.run, self._inputs)):
                 yield Outcome(job.run, "skipped", record)
             elif outcome.reason.startswith(BUSY):
                 self._leave(job.run)
@@ -193,19 +193,19 @@ def _check_machine(runs: Iterable[PlannedRun]) -> None:
             check_machine(config)
 
 
-def _ended_meanwhile(run: PlannedRun, images: ImagesNow) -> Outcome | None:
+def _ended_meanwhile(run: PlannedRun, inputs: InputsNow) -> Outcome | None:
     """The outcome of a run that another process carried out since this suite began."""
     try:
-        record = finished_record(run.request, run.folder, images)
+        record = finished_record(run.request, run.folder, inputs)
     except InputError as error:
         return Outcome(run, "failed", reason=str(error))
     return Outcome(run, "skipped", record) if record else None
 
 
-def _record_of_another(run: PlannedRun, images: ImagesNow) -> Record | None:
+def _record_of_another(run: PlannedRun, inputs: InputsNow) -> Record | None:
     """The record of a run that failed here, if another process has finished it."""
     with suppress(InputError):
-        return finished_record(run.request, run.folder, images)
+        return finished_record(run.request, run.folder, inputs)
     return None
 
 
@@ -233,14 +233,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         )
 
 
-def finished_record(request: RunRequest, folder: Path, images: ImagesNow | None = None) -> Record | None:
+def finished_record(request: RunRequest, folder: Path, inputs: InputsNow | None = None) -> Record | None:
     """The record in ``folder`` if ``request`` is finished there, else ``None``.
 
     Effective settings are compared, so setting something to its default makes no difference. Nor does it matter on
     which machine a finished run was computed (device, data root), but an unfinished one must continue as it began.
 
     Args:
-        images: the same for many runs, so that images are looked at once.
+        inputs: the same for many runs, so that images and weights are looked at once.
 
     Raises:
         InputError: ``folder`` holds a different run, finished or not.
@@ -254,7 +254,7 @@ def finished_record(request: RunRequest, folder: Path, images: ImagesNow | None 
         found = _facts(there, record.config)
         wanted = _facts(here, here.config.record())
         _refuse_different(folder, found, wanted, apart_from={*LearnerConfig.with_role("machine"), "data_root"})
-        _refuse_other_images(folder, there, record, images or ImagesNow())
+        _refuse_other_inputs(folder, there, here, record, inputs or InputsNow())
         return record
     found, wanted = (_facts(run, run.config.model_dump(mode="json")) for run in (there, here))
     _refuse_different(folder, found, wanted, apart_from=set())
@@ -288,13 +288,19 @@ def _refuse_different(folder: Path, found: dict[str, Any], wanted: dict[str, Any
             )
 
 
-def _refuse_other_images(folder: Path, there: ResolvedRun, record: Record, images: ImagesNow) -> None:
-    """Raise :class:`InputError` if the images of the run were replaced after it was made."""
-    if images.are_others(there, record):
-        raise InputError(
-            f"{folder} holds a run on other images than {there.recipe.dataset} has now; choose another --out, or "
-            "delete the run's folder to run it again"
-        )
+def _refuse_other_inputs(
+    folder: Path, there: ResolvedRun, here: ResolvedRun, record: Record, inputs: InputsNow
+) -> None:
+    """Raise :class:`InputError` if the run would have other images or weights today, or as it is asked for."""
+    if inputs.other_images(there, here, record):
+        other = f"images than {here.recipe.dataset} has now"
+    elif inputs.other_weights(here, record):
+        other = f"weights than {Path(here.config.backbone).name} has now"
+    else:
+        return
+    raise InputError(
+        f"{folder} holds a run on other {other}; choose another --out, or delete the run's folder to run it again"
+    )
 
 
 def _show_progress(job: Job, rows: dict[Path, TaskID], display: Progress) -> None:

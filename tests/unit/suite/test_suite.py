@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from morecl.data import load_recipe, recipe_names
 from morecl.errors import InputError
@@ -27,13 +29,14 @@ from morecl.locking import BUSY
 from morecl.methods import METHODS, method_class
 from morecl.records import write_record
 from morecl.report import paper
-from morecl.run import RESULT, RUN, RunRequest, images, launch
-from morecl.run.images import ImagesNow
+from morecl.run import RESULT, RUN, RunRequest, inputs, launch
+from morecl.run.inputs import InputsNow
 from morecl.suite import child, here
 from morecl.suite import run as run_suite
 from morecl.suite.here import Here, visible_cards
 from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
 from synthetic import make_record
+from tiny import BACKBONE
 from waiting import until
 
 OUT = Path("out")
@@ -514,10 +517,10 @@ def test_other_images_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytes
         InputError, match=r"run holds a run on other images than folder:.*photos has now; choose another"
     ):
         run_suite.finished_record(request, tmp_path / "run")
-    now, looked = ImagesNow(), []
+    now, looked = InputsNow(), []
     for name in ("images_key", "build_stream"):
-        original = getattr(images, name)
-        monkeypatch.setattr(images, name, lambda *a, f=original, n=name, **k: looked.append(n) or f(*a, **k))
+        original = getattr(inputs, name)
+        monkeypatch.setattr(inputs, name, lambda *a, f=original, n=name, **k: looked.append(n) or f(*a, **k))
     for _ in range(3):
         with pytest.raises(InputError, match="other images"):
             run_suite.finished_record(request, tmp_path / "run", now)
@@ -526,6 +529,54 @@ def test_other_images_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytes
     del noted["plan"]["images"]  # an older run
     write_json(tmp_path / "run" / RUN, noted)
     assert run_suite.finished_record(request, tmp_path / "run") == made
+
+
+def small_mnist(root: Path, seed: int) -> Path:
+    rng, labels = np.random.default_rng(seed), np.repeat(np.arange(10), 3)
+    root.mkdir()
+    images = {f"x_{split}": rng.integers(0, 255, (30, 28, 28), np.uint8) for split in ("train", "test")}
+    np.savez(root / "mnist.npz", **images, y_train=labels, y_test=labels, classes=list("0123456789"))
+    return root
+
+
+def test_other_data_in_another_data_root_are_noticed(tmp_path: Path) -> None:
+    """And copies of the same are not; nor is a root without them, on a machine that has only the records."""
+    roots = [small_mnist(tmp_path / str(seed), seed) for seed in (0, 1)]
+    (tmp_path / "copy").mkdir()
+    shutil.copyfile(roots[0] / "mnist.npz", tmp_path / "copy" / "mnist.npz")
+
+    def request(root: Path) -> RunRequest:
+        small = {"image_size": 8, "device": "cpu"}
+        return RunRequest(method="ncm", benchmark="mnist-5t", settings=small, data_root=str(root))
+
+    made = launch.start(request(roots[0]), tmp_path / "run")
+    for same in (roots[0], tmp_path / "copy", tmp_path / "nothing"):
+        assert run_suite.finished_record(request(same), tmp_path / "run") == made
+    with pytest.raises(InputError, match="run holds a run on other images than mnist has now; choose another --out"):
+        run_suite.finished_record(request(roots[1]), tmp_path / "run")
+    shutil.copyfile(roots[1] / "mnist.npz", roots[0] / "mnist.npz")
+    with pytest.raises(InputError, match="other images than mnist has now"):
+        run_suite.finished_record(request(roots[0]), tmp_path / "run")
+
+
+def test_other_weights_in_a_file_of_the_same_name_are_noticed(tmp_path: Path) -> None:
+    body = load_file(BACKBONE)
+    for name, factor in (("one", 1.0), ("other", 1.5)):
+        (tmp_path / name).mkdir()
+        save_file({**body, "norm.weight": factor * body["norm.weight"]}, tmp_path / name / "w.safetensors")
+
+    def request(folder: str) -> RunRequest:
+        settings = {"backbone": str(tmp_path / folder / "w.safetensors"), "device": "cpu"}
+        return RunRequest(method="ncm", benchmark="digits-5t", settings=settings, train_per_class=2, test_per_class=2)
+
+    made = launch.start(request("one"), tmp_path / "run")
+    assert made.backbone.source_sha256
+    assert run_suite.finished_record(request("one"), tmp_path / "run") == made
+    with pytest.raises(InputError, match=r"run holds a run on other weights than w\.safetensors has now"):
+        run_suite.finished_record(request("other"), tmp_path / "run")
+    shutil.copyfile(tmp_path / "other" / "w.safetensors", tmp_path / "one" / "w.safetensors")
+    with pytest.raises(InputError, match="other weights"):
+        run_suite.finished_record(request("one"), tmp_path / "run")
 
 
 # ---- how runs end -----------------------------------------------------------------------------------------------
