@@ -37,7 +37,7 @@ from morecl.catalogue import METHODS
 from morecl.records import Record, read_record
 from morecl.report.paired import paired_p
 from morecl.report.paper import BENCHMARKS, PAPERS, back_update, paper
-from morecl.report.tables import with_fwt
+from morecl.report.transfer import with_fwt
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

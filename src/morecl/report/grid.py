@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -97,6 +98,7 @@ def arrange(records: Sequence[Record]) -> Grid:
     paper.
     """
     mixed = len({record.data.scored_on for record in records}) > 1
+    weights = weights_of(records)
     by_method: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_method[record.method].append(record)
@@ -111,14 +113,14 @@ def arrange(records: Sequence[Record]) -> Grid:
         ]
         whose = [back_update(record) for record in runs]
         tell = len({*whose} - {None}) > 1 or any(paper_settings(record.benchmark) for record in runs)
-        extra = [_facts(record) for record in runs]
-        more_keys = _varying(extra, places)
+        extra = [_facts(record, weights) for record in runs]
+        more_keys = _varying(extra, places, unknown=None)
         for record, column, values, facts, back in zip(runs, columns, config, extra, whose, strict=True):
             told = _told(record, back)
             ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
             wanted = [key for key in sorted([*keys, *ablated]) if key.split(".")[-1] not in told]
             named = [back if tell else None, *(_describe(record, key, values.get(key)) for key in wanted)]
-            named += [f"{key} {facts[key]}" for key in more_keys if facts[key] != ""]
+            named += [f"{key} {facts[key]}" for key in more_keys if facts[key]]
             held_out = mixed and record.data.scored_on == "validation"
             row = Row(method, tuple(text for text in named if text), held_out)
             grid.setdefault(row, {}).setdefault(column, []).append(record)
@@ -160,15 +162,43 @@ def experiment_settings(record: Record) -> dict[str, Any]:
     return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
 
 
-def _facts(record: Record) -> dict[str, Any]:
-    """What distinguishes experiments besides the config."""
+def weights_of(records: Iterable[Record]) -> Callable[[Record], str]:
+    """What tells the weights of these runs apart: their hash as they are in their file, where some record has it.
+
+    The hash of the weights in use differs between CPUs if positions are resampled. Random weights are all alike: they
+    differ with the seed.
+    """
+    sources = {r.backbone.sha256: r.backbone.source_sha256 for r in records if r.backbone.source_sha256}
+
+    def weights(record: Record) -> str:
+        if setting(record, "pretrained") is False:
+            return ""
+        return sources.get(record.backbone.sha256, record.backbone.sha256)
+
+    return weights
+
+
+def data_of(record: Record) -> str | None:
+    """What tells the images of runs apart, besides their numbers; ``None`` if an older record does not say it.
+
+    Images that are held out for validation change with the seed, so that only data set and classes are compared.
+    """
+    data = record.data
+    if data.scored_on == "test":
+        return data.fingerprint[:8]
+    if not data.classes:
+        return None
+    return f"{data.name} {hashlib.sha256(chr(10).join(data.classes).encode()).hexdigest()[:8]}"
+
+
+def _facts(record: Record, weights: Callable[[Record], str]) -> dict[str, Any]:
+    """What distinguishes experiments besides the config; ``None`` is not known."""
     return {
         "backbone": record.backbone.name,
-        "weights": record.backbone.sha256[:8],
+        "weights": weights(record)[:8],
         "train images": record.data.train_images,
         "test images": record.data.test_images,
-        # the images held out for validation change with the seed
-        "data": record.data.fingerprint[:8] if record.data.scored_on == "test" else "",
+        "data": data_of(record),
     }
 
 
@@ -176,13 +206,14 @@ def _values(values: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(json.dumps(values.get(key), sort_keys=True) for key in keys)
 
 
-def _varying(settings: Sequence[dict[str, Any]], places: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Keys with more than one value among records of the same place, sorted."""
+def _varying(settings: Sequence[dict[str, Any]], places: Sequence[tuple[Any, ...]], unknown: object = ...) -> list[str]:
+    """Keys with more than one value among records of the same place, sorted; ``unknown`` is no value."""
     seen: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     all_keys = sorted({key for values in settings for key in values})
     for values, place in zip(settings, places, strict=True):
         for key, value in zip(all_keys, _values(values, all_keys), strict=True):
-            seen[*place, key].add(value)
+            if values.get(key) is not unknown:
+                seen[*place, key].add(value)
     return sorted({place[-1] for place, values in seen.items() if len(values) > 1})
 
 

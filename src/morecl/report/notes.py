@@ -8,7 +8,7 @@ from typing import Any
 
 from morecl.errors import few
 from morecl.records import Record
-from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, repetitions
+from morecl.report.grid import HALF_MEMORY, HELD_OUT, Grid, arrange, columns_of, data_of, repetitions
 from morecl.report.paper import (
     AUTHORS,
     BENCHMARKS,
@@ -28,6 +28,7 @@ from morecl.report.paper import (
     same_backbone,
     setting,
 )
+from morecl.report.transfer import transfer_notes
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -40,7 +41,7 @@ def notes(records: Sequence[Record]) -> list[str]:
         found.append(
             f"{method_title(REFERENCE)} was run with several settings; forward transfer is omitted where they mix."
         )
-    return found
+    return found + transfer_notes(records)
 
 
 def caveats(grid: Grid) -> list[str]:
@@ -64,8 +65,8 @@ def held_out_note(grid: Grid) -> list[str]:
 def unlike_data_note(grid: Grid) -> list[str]:
     """Where rows stand beside each other that had other images, or other numbers of them; empty if nowhere.
 
-    Images held out for validation change with the seed, and those of a folder are stored at the size of the backbone's
-    input: there only the numbers are compared.
+    See :func:`data_of`. The images of a folder are stored at the size of the backbone's input: where that differs, only
+    the numbers are compared.
     """
     found = []
     for column in columns_of(grid):
@@ -77,9 +78,11 @@ def unlike_data_note(grid: Grid) -> list[str]:
                 if record.data.scored_on == scored_on
             ]
             sizes = {record.backbone.image_size for _, record in there}
+            known = {data_of(record) for _, record in there} - {None}
+            only = known.pop() if len(known) == 1 else ""  # older records do not say it
             rows: dict[tuple[int, int, str], dict[str, None]] = defaultdict(dict)  # labels, each once
             for label, record in there:
-                images = record.data.fingerprint[:8] if scored_on == "test" and len(sizes) == 1 else ""
+                images = (data_of(record) or only or "") if scored_on == "validation" or len(sizes) == 1 else ""
                 rows[record.data.train_images, record.data.test_images, images][label] = None
             alike = len({key[:2] for key in rows}) < len(rows)  # as many, but others
             each = [

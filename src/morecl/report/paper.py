@@ -33,6 +33,9 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
     "agem": {"project": "step"},
     "derpp": {"mask_unseen": True},
     "pass": {"kd_unit": "square"},
+    "tpl": {"md_mean": "held-out"},
+    "morerp": {"known_weight": 0.0, "kept_features": 60000},
+    "c": {"shrink_below": 1.0},
     "back_update_lr": {
         "preset": None,
         "back_update_rate": "relative",
@@ -172,14 +175,14 @@ def declared_weights(texts: Sequence[str], records: Sequence[Record]) -> Iterato
     """Within it, weights of some records are the paper's: ``SHA256=611`` or ``SHA256=200``, its classes of ImageNet.
 
     The paper's weights are not known to the package, so nothing but the architecture can be checked. The first eight
-    digits or more of a record's ``backbone.sha256`` are enough.
+    digits or more of a record's ``backbone.sha256`` or ``source_sha256`` are enough.
     """
     declared: dict[str, str] = {}
     for text in texts:
-        sha256, experiment = _declaration(text, records)
-        if sha256 in declared:
-            raise InputError(f"--paper-weights {sha256[:8]} is given twice; leave one out")
-        declared[sha256] = experiment
+        hashes, experiment = _declaration(text, records)
+        if twice := hashes & declared.keys():
+            raise InputError(f"--paper-weights {min(twice)[:8]} is given twice; leave one out")
+        declared |= dict.fromkeys(hashes, experiment)
     before = PAPERS_WEIGHTS.set(declared)
     try:
         yield
@@ -187,19 +190,24 @@ def declared_weights(texts: Sequence[str], records: Sequence[Record]) -> Iterato
         PAPERS_WEIGHTS.reset(before)
 
 
-def _declaration(text: str, records: Sequence[Record]) -> tuple[str, str]:
-    """The backbone's sha256, and the experiment that its weights belong to."""
+def _declaration(text: str, records: Sequence[Record]) -> tuple[set[str], str]:
+    """The backbone's sha256 (several, if CPUs resampled its positions), and the experiment that they belong to."""
     start, _, classes = text.partition("=")
     if classes not in PRETRAINED_ON or len(start) < 8:
         raise InputError(f"'{text}' is not like 1a2b3c4d=611 or 1a2b3c4d=200 (start of backbone.sha256, classes)")
-    found = {r.backbone.sha256: r.backbone.name for r in records if r.backbone.sha256.startswith(start.lower())}
+    found: dict[str, str] = {}
+    hashes: set[str] = set()
+    for backbone in (r.backbone for r in records):
+        if any(value.startswith(start.lower()) for value in (backbone.sha256, backbone.source_sha256)):
+            found[backbone.source_sha256 or backbone.sha256] = backbone.name
+            hashes.add(backbone.sha256)
     if len(found) != 1:
         known = ", ".join(sorted({f"{r.backbone.sha256[:8]} ({r.backbone.name})" for r in records}))
         raise InputError(f"'{start}' is the start of {len(found)} backbones among the records: {known}")
-    [(sha256, name)] = found.items()
+    [name] = found.values()
     if name.partition(".")[0] not in paper()["architectures"]:
         raise InputError(f"{name} is not the paper's architecture ({', '.join(paper()['architectures'])})")
-    return sha256, PRETRAINED_ON[classes]
+    return hashes, PRETRAINED_ON[classes]
 
 
 def condition(record: Record) -> str | None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-
-from morecl import metrics
 from morecl.records import Record
-from morecl.report.grid import Column, Grid, Row, arrange, columns_of, experiment_settings, repetition_values
+from morecl.report.grid import Column, Grid, Row, arrange, columns_of, repetition_values
 from morecl.report.paper import (
     AUTHORS,
     OTHER,
@@ -28,6 +22,7 @@ from morecl.report.paper import (
     same_backbone,
 )
 from morecl.report.parts import split
+from morecl.report.transfer import with_fwt
 
 OTHER_BACKBONE = "†"  # marks a number of the paper that is for another backbone
 
@@ -353,37 +348,6 @@ def _mark_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:
         return cells
     top = metric.best(shown.values())
     return {row: replace(cell, best=shown.get(row) == top) for row, cell in cells.items()}
-
-
-def with_fwt(records: Sequence[Record]) -> list[Record]:
-    """The records with forward transfer, where a run of ``single`` with the same data, order and backbone exists.
-
-    The reference is the diagonal of its task-incremental matrix, averaged over its seeds. References with different
-    settings are not mixed: forward transfer then stays undefined, and :func:`morecl.report.notes.notes` says so.
-    """
-    references: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        if record.method == REFERENCE:
-            references[_same_tasks(record)].append(record)
-    filled = []
-    for record in records:
-        alone = references.get(_same_tasks(record), [])
-        if record.method != REFERENCE and record.metrics.fwt is None and alone and not _several_settings(alone):
-            diagonals = np.array([np.diag(np.array(single.til_matrix, dtype=np.float64)) for single in alone])
-            diagonal = diagonals.mean(axis=0)
-            update = {"fwt": metrics.fwt(record.accuracy_matrix, diagonal)}
-            record = record.model_copy(update={"metrics": record.metrics.model_copy(update=update)})
-        filled.append(record)
-    return filled
-
-
-def _same_tasks(record: Record) -> tuple[Any, ...]:
-    order, sizes, data = tuple(record.class_order), tuple(record.task_sizes), record.data
-    return record.benchmark, order, sizes, record.backbone.sha256, data.fingerprint, data.scored_on
-
-
-def _several_settings(runs: Sequence[Record]) -> bool:
-    return len({json.dumps(experiment_settings(record), sort_keys=True) for record in runs}) > 1
 
 
 def _has(grid: Grid, metric: Metric) -> bool:

@@ -64,4 +64,3 @@ class InputsNow:
 
             self._weights[spec] = weights_in_file(spec)
         return self._weights[spec] not in ("", record.backbone.source_sha256)
-

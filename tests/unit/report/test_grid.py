@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from morecl import methods, presets
 from morecl.data import load_recipe, recipe_names
+from morecl.records import Record, read_record
 from morecl.report.grid import Column, Row, arrange, columns_of, repetition_mean, repetition_values, repetitions
 from morecl.report.notes import notes
-from morecl.report.paper import BENCHMARKS, METHODS, paper_number
+from morecl.report.paper import BENCHMARKS, METHODS, paper_number, setting, settings
 from synthetic import aca_cells, held_out, main_table, make_record, with_aca
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
 
 LATER = ("rate", "draw", "start", "features")  # settings of the back-update that older records lack
 
@@ -130,6 +135,68 @@ def test_other_images_split_rows_but_for_those_that_are_held_out() -> None:
 def test_the_same_weights_at_another_path_are_the_same_backbone() -> None:
     records = [with_aca(70.0, seed=n, config={"backbone": f"vit@/machine{n}/weights.safetensors"}) for n in range(2)]
     assert list(aca_cells(records)) == ["MORE"]
+
+
+def with_weights(record: Record, sha256: str, source: str = "") -> Record:
+    backbone = record.backbone.model_copy(update={"sha256": sha256 * 64, "source_sha256": source * 64})
+    return record.model_copy(update={"backbone": backbone})
+
+
+def test_random_weights_of_several_seeds_are_one_row() -> None:
+    records = [
+        with_weights(with_aca(70.0 + seed, seed=seed, config={"pretrained": False}), str(seed)) for seed in range(3)
+    ]
+    assert list(arrange(records)) == [Row("more")]
+    trained = [record.model_copy(update={"config": {**record.config, "pretrained": True}}) for record in records]
+    assert len(arrange(trained)) == 3
+
+
+def test_weights_that_cpus_resample_differently_are_the_same() -> None:
+    """Also as those of an older record, which has the hash of the weights in use alone."""
+    here, there = (with_weights(with_aca(70.0, seed=n), sha256, "f") for n, sha256 in ((0, "a"), (1, "b")))
+    assert list(arrange([here, there])) == [Row("more")]
+    older = with_weights(with_aca(70.0, seed=2), "a")
+    assert list(arrange([here, there, older])) == [Row("more")]
+    assert len(arrange([here, with_weights(there, "b", "e")])) == 2
+    assert len(arrange([here, with_weights(older, "c")])) == 2
+
+
+def test_held_out_images_of_other_data_split_rows_and_are_noted() -> None:
+    """Their fingerprint changes with the seed, so names and classes tell."""
+
+    def held(seed: int, name: str = "digits", *classes: str) -> Record:
+        record = held_out(with_aca(70.0, seed=seed))
+        return record.model_copy(
+            update={"data": record.data.model_copy(update={"name": name, "classes": list(classes or "0123456789")})}
+        )
+
+    for other in (held(1, "cifar10"), held(1, "digits", *"abcdefghij")):
+        assert len(arrange([held(0), other])) == 2
+        assert any("Not on the same images" in note for note in notes([held(0), other]))
+    older = held_out(with_aca(70.0, seed=2))  # does not name its classes
+    assert not older.data.classes
+    for like in ([held(0), held(1)], [held(0), older]):
+        assert len(arrange(like)) == 1
+        assert not any("Not on the same images" in note for note in notes(like))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_older_records_have_what_learners_without_a_setting_had(name: str) -> None:
+    """And defaults of settings that came later, so that nothing is called "none" that was not asked for."""
+    for key, value in methods.method_class(name).Config.older.items():
+        assert setting(make_record(name), key) == value, key
+
+
+def test_no_record_of_the_results_has_a_setting_that_is_missing() -> None:
+    found: dict[Path, list[Record]] = {}
+    for path in sorted(RESULTS.rglob("result.json")):
+        found.setdefault(path.relative_to(RESULTS).parts[0], []).append(read_record(path))
+    for records in (*found.values(), [record for some in found.values() for record in some]):
+        for row, cells in arrange(records).items():
+            for key in (part.removesuffix(" none").replace(" ", "_") for part in row.variant if part.endswith(" none")):
+                for record in (record for runs in cells.values() for record in runs):
+                    known = {path.split(".")[-1]: value for path, value in settings(record).items()}
+                    assert key in known and known[key] is None, (row.label, key)
 
 
 def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:

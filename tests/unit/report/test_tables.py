@@ -8,7 +8,8 @@ from morecl import presets
 from morecl.records import Record
 from morecl.report.grid import Row
 from morecl.report.notes import notes
-from morecl.report.tables import TABLE_KINDS, build_tables, with_fwt
+from morecl.report.tables import TABLE_KINDS, build_tables
+from morecl.report.transfer import transfer_notes, with_fwt
 from synthetic import main_table, make_record, with_aca
 
 
@@ -110,6 +111,32 @@ def test_a_reference_on_other_images_gives_no_forward_transfer() -> None:
     for change in ({"fingerprint": "f" * 64}, {"scored_on": "validation"}):
         other = single.model_copy(update={"data": single.data.model_copy(update=change)})
         assert with_fwt([make_record("more"), other])[0].metrics.fwt is None
+
+
+def test_a_reference_with_another_network_gives_no_forward_transfer() -> None:
+    """Wider adapters, or a backbone that was trained; a method without adapters is compared with any width."""
+    single = make_record("single", config={"bottleneck": 64})
+    for config, compared in (
+        ({"bottleneck": 64}, True),
+        ({"bottleneck": 8}, False),
+        ({}, True),
+        ({"bottleneck": 64, "freeze_backbone": False}, False),
+        ({"bottleneck": 64, "freeze_backbone": True, "pretrained": True}, True),
+    ):
+        filled = with_fwt([make_record("more", config=config), single])
+        assert (filled[0].metrics.fwt is not None) == compared, config
+
+
+def test_a_reference_that_was_trained_otherwise_is_noted() -> None:
+    single = make_record("single", config={"lr": 0.1, "epochs": 20})
+    like, ncm = make_record("more", config={"lr": 0.1, "epochs": 20}), make_record("ncm", config={"epochs": 5})
+    other = make_record("icarl", config={"lr": 0.2, "epochs": 20})
+    assert transfer_notes([like, ncm, single]) == []  # nearest class mean trains nothing
+    said = (
+        "Forward transfer compares with models of single tasks that were trained with another learning rate than iCaRL."
+    )
+    assert transfer_notes([like, other, single]) == [said]
+    assert said in notes([like, other, single]) and said not in notes([like, other])
 
 
 def test_references_of_several_settings_are_not_mixed() -> None:
