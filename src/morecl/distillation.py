@@ -1,7 +1,8 @@
 """Knowledge distillation and class balancing: parts of the losses of several replay methods.
 
-Images are not augmented in training, so a teacher's outputs are the same in every epoch. They are computed once, before
-training, and batched with the images; the teacher itself need not be kept.
+A teacher's outputs are those for plain images, also where the student is trained on random crops (``augment``), so they
+are the same in every epoch. They are computed once, before training, and batched with the images; the teacher itself
+need not be kept.
 """
 
 from __future__ import annotations

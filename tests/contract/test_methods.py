@@ -20,6 +20,7 @@ from morecl.data import load_dataset
 from morecl.errors import InputError
 from morecl.methods import METHODS, Learner
 from morecl.progress import EpochDone
+from morecl.run import RunRequest
 
 LABELS: list[list[Any]] = [["cat", "dog"], [3, 1, 7], [("a", 1)]]  # unequal tasks, labels of three types
 KINDS = [[0, 1], [2, 3, 4], [5]]
@@ -459,6 +460,7 @@ def test_unknown_setting_names_the_nearest(method: str) -> None:
 IDLE = [
     ("agem", {"memory_size": 0}),
     ("derpp", {"memory_size": 0}),
+    ("derpp", {"alpha": 0}),
     ("eeil", {"memory_size": 0}),
     ("eeil", {"balanced_epochs": 0}),
     ("gd", {"balanced_epochs": 0}),
@@ -486,6 +488,8 @@ def test_settings_that_are_said_to_change_nothing_change_nothing(method: str, of
             changes[key] = next(other for other in get_args(kind) if other != value)
         elif isinstance(value, bool):
             changes[key] = not value
+        elif value is None:
+            changes[key] = 0.3
         else:
             changes[key] = value + 1 if isinstance(value, int) else value / 2
     assert changes and not {*off} & {*changes}
@@ -493,12 +497,49 @@ def test_settings_that_are_said_to_change_nothing_change_nothing(method: str, of
         with pytest.raises(InputError, match=f"{key} would change nothing with "):
             config.parse(off | changes).refuse_switched_off([key])
 
-    def answers(**settings: Any) -> Any:
+    def answers(settings: dict[str, Any]) -> Any:
         learner = tiny.create(method, **off, **settings)
         for kinds in ((0, 1), (2, 3)):
             learner.learn_task(*tiny.task(kinds, [f"k{k}" for k in kinds], 6))
         images = tiny.task(range(5), "abcde", 3)[0]
         return learner.scores(images), learner.predict(images).ood_score
 
-    for one, other in zip(answers(), answers(**changes), strict=True):
-        assert np.array_equal(one, other)
+    on = {key: value for key, value in changes.items() if value is not False}  # what is off may switch others off
+    for some in (changes, on) if on else (changes,):
+        for one, other in zip(answers({}), answers(some), strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("method", "off", "given"),
+    [
+        ("derpp", {"alpha": 0}, {"mask_unseen": False}),
+        ("more", {"memory_size": 0}, {"back_update": False}),
+        ("morerp", {"memory_size": 0}, {"back_update": False}),
+        ("row", {"memory_size": 0}, {"wp_epochs": 3, "ood_epochs": 3, "head_batch_size": 8, "head_lr": 0.1}),
+        ("tpl", {"memory_size": 0}, {"neighbours": 3, "calibrate": False}),
+    ],
+    ids=str,
+)
+def test_settings_without_effect_are_refused(method: str, off: dict[str, Any], given: dict[str, Any]) -> None:
+    """Only if they are given: values that come from elsewhere, such as a recipe, are no mistake of the user's."""
+    config = METHODS[method].Config.parse(off | given)
+    cause = "=".join(str(part) for part in next(iter(off.items())))
+    for further in (False, True):
+        with pytest.raises(InputError, match=f"^{', '.join(given)} would change nothing with {cause}. Leave it out"):
+            config.refuse_switched_off(off | given, further=further)
+        config.refuse_switched_off(off, further=further)
+    METHODS[method].Config.parse(given).refuse_switched_off(given)
+
+
+@pytest.mark.parametrize("method", ["more", "morerp"])
+def test_a_recipe_without_back_update_runs_without_a_memory(method: str) -> None:
+    """Its own ``back_update=false`` is no mistake of the user's."""
+    settings = {"memory_size": 0, "backbone": "vit_tiny_patch16_224"}
+    request = RunRequest(method=method, benchmark="tinyimagenet-5t", settings=settings)
+    run = request.resolve()
+    assert run.settings["back_update"] is False  # the recipe's
+    run.check()
+    given = request.model_copy(update={"settings": {**request.settings, "back_update": False}})
+    with pytest.raises(InputError, match="back_update would change nothing with memory_size=0"):
+        given.resolve().check()

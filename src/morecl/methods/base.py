@@ -153,8 +153,8 @@ class Learner(BetweenTasks, ABC):
         return dict.fromkeys(ENTRIES, 0) | parts
 
     def buffer_entries(self) -> int:
-        """Numbers in the images that are kept."""
-        return int(self.memory.images.nbytes)  # of one byte each
+        """Numbers in the images that are kept, of one byte each, and in what is stored with them."""
+        return int(self.memory.images.nbytes) + sum(rows.size for rows in self.memory.extras.values())
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 

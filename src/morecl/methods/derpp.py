@@ -52,7 +52,9 @@ class DerppConfig(TrainingConfig):
 
     def switched_off(self, *, further: bool = False) -> dict[str, str]:
         idle = ("memory_batch_size", "alpha", "beta", "mask_unseen")
-        return {} if self.memory_size else dict.fromkeys(idle, "memory_size=0")
+        if not self.memory_size:
+            return dict.fromkeys(idle, "memory_size=0")
+        return {} if self.alpha else {"mask_unseen": "alpha=0"}
 
 
 def equation_6(

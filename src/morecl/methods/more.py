@@ -118,7 +118,7 @@ class MoreConfig(ReplayConfig):
         off = super().switched_off(further=further)
         idle = sorted(presets.MORE_DEFAULT.keys() - (OF_REFIT if further else set()))
         if not self.memory_size:
-            off |= dict.fromkeys(idle, "memory_size=0")
+            off |= dict.fromkeys(("back_update", *idle), "memory_size=0")
         if not self.back_update:
             off |= dict.fromkeys(idle, "back_update=false")
         return off if self.coefficient else off | {"c": "coefficient=false"}

@@ -27,7 +27,7 @@ Deviations:
   length, while that of the cross-entropy grows with them, and features are hardly held. docs/methods/pass.md has
   the measurements. kd_weight = 10 is the original's number in this other unit.
 - The radius is updated after every task, as in the paper; the published code fixes it after the first.
-- The features of the old network are computed once per task: without random augmentation they are constants.
+- The features of the old network are computed once per task, from images without random crops (``augment``).
 - The OOD score is the maximum softmax probability of the r = 0 outputs.
 - ``freeze_backbone=False`` trains the backbone in every task.
 """

@@ -62,6 +62,11 @@ class RowConfig(ReplayConfig):
     head_lr: float | None = Field(None, gt=0, le=1e30, description="for both kinds of head; null: lr")
     temperature: float = Field(5.0, gt=0, description="of both softmaxes in prediction", json_schema_extra=SCORING)
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        off = super().switched_off(further=further)
+        of_heads = ("wp_epochs", "ood_epochs", "head_batch_size", "head_lr")
+        return off if self.memory_size else off | dict.fromkeys(of_heads, "memory_size=0")
+
 
 class RowTask(MaskedTask):
     """What one task owns; ``head`` is its OOD head, (D -> classes + 1), ``wp_head`` (D -> classes)."""

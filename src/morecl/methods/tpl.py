@@ -88,6 +88,10 @@ class TplConfig(ReplayConfig):
         True, description="fit a scale and a shift per task on the memory", json_schema_extra=SCORING
     )
 
+    def switched_off(self, *, further: bool = False) -> dict[str, str]:
+        off = super().switched_off(further=further)
+        return off if self.memory_size else off | dict.fromkeys(("neighbours", "calibrate"), "memory_size=0")
+
 
 class TplRule(GaussianRule):
     """Eq. 3 and 11. State beside the Gaussians, for T tasks and M images in memory:
@@ -244,7 +248,7 @@ class Tpl(ReplayLearner):
 
 def held_out_mean(z: Tensor, targets: Tensor, gaussians: Gaussians, precision: Tensor) -> Tensor:
     """Mean of 1 / squared distance of training images to their class, each left out of its class's mean and of the
-    covariance.
+    covariance, in which the sum over its class is still divided by n, not by n - 1.
 
     Of a class of n images, among C classes, an image with squared distance d2 has, left out,
 
