@@ -9,12 +9,15 @@ read is one line on stderr, and the exit code is then 1.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from PIL import Image, ImageOps
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or onnxruntime reports to Microsoft; a user's setting wins
+import onnxruntime  # reads it when it is imported
 
 BATCH = 32  # images at once; memory grows with this number times the number of tasks
 STRIP = 32  # of an image longer than this many times its width, only the middle is used

@@ -14,6 +14,7 @@ from preloaded import preloaded
 
 THREADS = os.environ.get("MORECL_TEST_THREADS", "1")
 os.environ["OMP_NUM_THREADS"] = THREADS  # for the processes that tests start
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime's, also in the processes that tests start
 torch.set_num_threads(int(THREADS))
 if importlib.util.find_spec("hypothesis"):  # the GPU tests do without it
     from hypothesis import settings

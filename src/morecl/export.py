@@ -175,6 +175,7 @@ def _is_finite(value: object) -> bool:
 
 def _import_packages() -> Any:
     """onnxruntime, after making sure that what torch's exporter needs is there too."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or onnxruntime reports to Microsoft; a user's setting wins
     try:
         import onnx  # noqa: F401
         import onnxruntime

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -293,6 +295,22 @@ def test_missing_packages_are_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=rf"\({package}\): pip install 'morecl\[export\]'"):
         export(exported[0], tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "1"), ("0", "0")])
+def test_onnxruntime_reports_to_nobody_unless_the_user_wants_it(
+    own: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the setting when it is imported."""
+    name = "ORT_DISABLE_TELEMETRY"
+    (tmp_path / "onnxruntime.py").write_text(f"import os\nSEEN = os.environ.get({name!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for load in (exporting._import_packages, lambda: runpy.run_path(str(EXAMPLE))["onnxruntime"]):
+        monkeypatch.setenv(name, own or "")
+        if own is None:
+            del os.environ[name]
+        monkeypatch.delitem(sys.modules, "onnxruntime")
+        assert seen == load().SEEN
 
 
 def test_a_file_that_would_be_too_large_is_refused(
