@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,18 @@ class ListedError(ValueError):
     """An item of a list that is no usable image. The message begins with its place; the cause says what is wrong."""
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """The image in ``path``, upright and in RGB. Pillow's exceptions are passed on."""
+def open_image(path: str | Path, sized: Callable[[int], object] = lambda pixels: None) -> Image.Image:
+    """The image in ``path``, upright and in RGB. Pillow's exceptions are passed on.
+
+    ``sized`` is told the number of pixels before they are decoded.
+    """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a named pipe would wait for ever
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     with Image.open(path) as file:
-        return colour(ImageOps.exif_transpose(file))
+        sized(file.width * file.height)
+        ImageOps.exif_transpose(file, in_place=True)  # without a copy, which takes 4 bytes per pixel
+        return colour(file)
 
 
 def why_unreadable(error: Exception) -> str:
@@ -71,7 +76,8 @@ def square(image: Image.Image, side: int) -> ImageArray:
     This is the first half of every backbone's evaluation transform, so :class:`morecl.nn.preprocess.Preprocess` has
     nothing left to resize.
     """
-    image = image.crop(middle(*image.size))
+    if (box := middle(*image.size)) != (0, 0, *image.size):  # to crop is to copy
+        image = image.crop(box)
     width, height = image.size
     short = min(width, height)
     image = image.resize((side * width // short, side * height // short), Image.Resampling.BICUBIC)

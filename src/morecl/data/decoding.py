@@ -26,11 +26,24 @@ Keep = Callable[[int, ImageArray], None]  # number of the first image, images (n
 Problems = dict[int, str]  # number of a file that cannot be read -> why not
 
 
-def decode(file: Path, side: int) -> ImageArray | str:
-    """The image in ``file``, (side, side, 3), or why it cannot be read."""
+class LargerError(Exception):
+    """An image has more pixels than its caller wants to decode."""
+
+
+def decode(file: str | Path, side: int, most: int | None = None) -> ImageArray | str:
+    """The image in ``file``, (side, side, 3), or why it cannot be read.
+
+    Raises:
+        LargerError: it has more than ``most`` pixels. Nothing was decoded.
+    """
+
+    def check(pixels: int) -> None:
+        if most is not None and pixels > most:
+            raise LargerError
+
     try:
-        return square(open_image(file), side)
-    except MemoryError:
+        return square(open_image(file, check), side)
+    except (MemoryError, LargerError):
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
         return why_unreadable(error)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,7 +13,9 @@ import pytest
 from PIL import Image
 
 import tiny
+from morecl import images as image_files
 from morecl.classifier import Classifier, reading
+from morecl.data import decoding
 from morecl.data.cache import cache_root
 from morecl.errors import InputError
 from morecl.pictures import Pictures
@@ -46,6 +51,52 @@ def test_what_is_on_disk_is_what_would_be_in_memory(files: list[Path], monkeypat
     assert np.array_equal(spilled.positions, held.positions) and len(held.positions) == 19
     assert np.array_equal(spilled.images[:], held.images)
     assert np.array_equal(spilled.images[[7, 2, 2, 18]], held.images[[7, 2, 2, 18]])
+
+
+def test_large_images_come_one_after_the_other_and_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory while it is decoded, and a thread keeps some of that memory."""
+    rng, square = np.random.default_rng(0), image_files.square
+    sizes = [(40, 30), (12, 12)] * 12
+    given: list[Path | Image.Image] = []
+    for i, (width, height) in enumerate(sizes):
+        picture = Image.fromarray(rng.integers(0, 256, (height, width, 3)).astype(np.uint8))
+        picture.save(tmp_path / f"{i}.png")
+        given.append(tmp_path / f"{i}.png" if i % 4 < 2 else picture)
+    expected = [square(image_files.open_image(tmp_path / f"{i}.png"), SIDE) for i in range(len(sizes))]
+    now = {True: 0, False: 0}
+    most = dict(now)
+    threads: dict[bool, set[int]] = {True: set(), False: set()}
+    lock = threading.Lock()
+
+    def watched(image: Image.Image, side: int) -> np.ndarray:
+        large = image.width > 20
+        with lock:
+            threads[large].add(threading.get_ident())
+            now[large] += 1
+            most[large] = max(most[large], now[large])
+        time.sleep(0.01)
+        with lock:
+            now[large] -= 1
+        return square(image, side)
+
+    for module in (decoding, image_files):
+        monkeypatch.setattr(module, "square", watched)
+    monkeypatch.setattr(reading, "LARGE", 1000)
+    monkeypatch.setattr(reading, "usable_cores", lambda: 64)
+    found = reading.read(given, SIDE)
+    assert np.array_equal(found.images, expected) and not found.problems
+    assert most[True] == len(threads[True]) == 1
+    assert 1 < most[False] <= len(threads[False]) <= reading.THREADS
+    monkeypatch.setattr(reading, "usable_cores", lambda: 1)
+    most[False] = 0
+    assert np.array_equal(reading.read(given, SIDE).images, expected) and most[False] == 1
+
+
+def test_a_large_image_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGE", 100)
+    Image.fromarray(tiny.pictures(0, 1)[0]).resize((64, 64)).save(tmp_path / "a.png")
+    os.truncate(tmp_path / "a.png", 60)
+    assert reading.read([tmp_path / "a.png"], SIDE).problems == [(0, "image file is truncated")]
 
 
 def test_few_images_stay_in_memory(files: list[Path], little_memory: None) -> None:

@@ -180,10 +180,10 @@ import sys, time
 from pathlib import Path
 from morecl.data import cache, decoding
 real = decoding.open_image
-def slowly(path):
+def slowly(path, sized):
     with open(sys.argv[2], "a") as log: log.write("x")
     time.sleep(float(sys.argv[3]))
-    return real(path)
+    return real(path, sized)
 decoding.open_image = slowly
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 print(int(cache.decoded(Path(sys.argv[1]), files, 8)._checksums.sum()))

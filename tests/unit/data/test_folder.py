@@ -212,7 +212,7 @@ def test_missing_folder(tmp_path: Path) -> None:
 def test_memory_that_runs_out_while_decoding_is_no_unreadable_image(
     flowers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> None:
+    def full(path: Path, sized: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(decoding, "open_image", full)
