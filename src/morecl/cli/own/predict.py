@@ -75,6 +75,7 @@ def predict(
 
     Exit code 1 if an image could not be read.
     """
+    started = time.monotonic()
     if as_json and as_csv:
         raise InputError("--json or --csv, not both")
     if top is not None and not (as_json or as_csv):
@@ -98,15 +99,15 @@ def predict(
                 answers: Iterable[Answer] = stack.enter_context(closing(found))
             else:
                 answers = _answers(classifier, paths, top=named, accept=accept)
-            answers = _not_none(answers)
             if not sys.stdout.isatty():  # where they are no progress themselves
                 answers = counted_off(answers, lambda: _total(paths))
+            answers = _not_none(answers)  # computes the first ones: every clock runs already
             if as_json:
                 broken = _write_all(answers, _json_writer(sys.stdout))
             elif as_csv:
                 broken = _write_all(answers, _csv_writer(sys.stdout, min(named, len(classifier.classes))))
             else:
-                broken = _show_table(answers, classifier.classes)
+                broken = _show_table(answers, classifier.classes, started)
     except KeyboardInterrupt:
         exit_interrupted("the answers so far are complete")
     except BrokenPipeError:  # `| head`: nobody reads on
@@ -299,10 +300,9 @@ def _csv_writer(stream: IO[str], choices: int) -> Writer:
     return write
 
 
-def _show_table(answers: Iterable[Answer], classes: Sequence[str]) -> int:
-    """A line per image as it comes: answer, confidence, what else it may be, path."""
+def _show_table(answers: Iterable[Answer], classes: Sequence[str], started: float) -> int:
+    """A line per image as it comes: answer, confidence, what else it may be, path. ``started``: the command, when."""
     console = output_console()
-    started = time.monotonic()
     images = unknown = 0
     widths = column_widths(classes, console.width)
     console.print(Text(_cells(widths, "answer", "confidence", "or", "image"), "bold"), soft_wrap=True)
