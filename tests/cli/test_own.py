@@ -7,10 +7,12 @@ ones.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -33,12 +36,13 @@ from rich.console import Console
 import morecl
 from digit_photos import write_digits
 from morecl import cli
-from morecl.classifier import Classifier, ModelFolder, plan, reading
+from morecl.classifier import Classifier, ModelFolder, capacity, plan, store
 from morecl.cli.options import all_expanded, expanded
 from morecl.cli.own import predict
 from morecl.cli.own.common import class_table, say
 from morecl.cli.own.model import local_time, show_history, show_info
 from morecl.cli.terminal import ESCAPED, printable
+from morecl.data import decoding
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 5
@@ -195,6 +199,28 @@ def test_the_table_has_a_line_per_image_and_a_sum(story: Story) -> None:
         assert line.endswith(answer["path"])  # never cut where the output is no terminal
         assert ("unknown" not in line) or answer["unknown"]
     assert last.startswith(f"{TEST} images, {sum(a['unknown'] for a in found)} unknown; ")
+
+
+def test_the_time_is_that_of_the_whole_command(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch, with which the answers begin, takes 300 s here, and so does loading the model."""
+    now = 0.0
+    found, loaded = Classifier.answers, ModelFolder.load_newest
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal now
+        now += 300
+        return loaded(*arguments, **options)
+
+    def answered(*arguments: Any, **options: Any) -> Iterator[Any]:
+        nonlocal now
+        now += 300
+        yield from found(*arguments, **options)
+
+    monkeypatch.setattr(ModelFolder, "load_newest", slow)
+    monkeypatch.setattr(Classifier, "answers", answered)
+    monkeypatch.setattr(predict, "time", SimpleNamespace(monotonic=lambda: now))
+    done = call("predict", tiny, write_digits(tmp_path / "inbox", [0], 0, 2))
+    assert done.code == 0 and "2 images, 0 unknown; 10.0 minutes" in done.words, done.words
 
 
 def test_broken_images_are_named_and_the_rest_is_answered(story: Story, tmp_path: Path) -> None:
@@ -447,6 +473,68 @@ def test_old_versions_go_when_there_are_too_many(copy: Path, tmp_path: Path) -> 
         assert call("learn", copy, photos, "--keep", 2).code == 0
     assert [version.number for version in ModelFolder(copy).versions()] == [2, 3]
     assert sorted(p.name for p in (copy / "versions").iterdir()) == ["2", "3"]
+
+
+def test_later_changes_keep_as_many_versions_as_learn_was_told(copy: Path, tmp_path: Path) -> None:
+    assert call("learn", copy, write_digits(tmp_path / "2", [2], 0, 10), "--keep", 7).code == 0
+    for step in range(6):
+        assert call("rename", copy, f"2{'x' * step}", f"2{'x' * (step + 1)}").code == 0
+    assert [version.number for version in ModelFolder(copy).versions()] == [2, 3, 4, 5, 6, 7, 8]
+    assert call("learn", copy, write_digits(tmp_path / "3", [3], 0, 10)).code == 0
+    assert [version.number for version in ModelFolder(copy).versions()] == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_full_model_says_so_and_goes_on_learning(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = call("info", copy).words
+    assert re.search(r"About (1 more task has|\d+ more tasks have) room; classes taught together share a task", shown)
+    monkeypatch.setattr(capacity, "FULL", 100.0)
+    done = call("learn", copy, write_digits(tmp_path / "2", [2], 0, 10))
+    assert done.code == 0 and "Note: the model is full: too few neurons are free for a further task like" in done.words
+    shown = call("info", copy).words
+    assert "The model is full: too few neurons are free" in shown and "has room." in shown and "About" not in shown
+
+
+def test_a_full_disk_leaves_the_model_and_says_so(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_digits(tmp_path / "2", [2], 0, 10)
+    assert call("rename", copy, "1", "one").code == 0
+    before = tree(copy)
+
+    def full(target: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(store, "write_json", full)
+    for arguments in (["undo"], ["forget", "0", "--yes"], ["rename", "0", "zero"], ["learn", photos]):
+        done = call(arguments[0], copy, *arguments[1:])
+        assert (
+            done.code == 2
+            and (
+                f"{copy}/model.json: No space left on device. Nothing has changed; make room on the disk and repeat the"
+            )
+            in done.words
+        )
+        monkeypatch.undo()  # the next change removes what was written of a version
+        assert call("info", copy).code == 0
+        assert {k: v for k, v in tree(copy).items() if not k.startswith("versions/3")} == before
+        monkeypatch.setattr(store, "write_json", full)
+
+
+def test_an_argument_that_begins_with_a_dash_has_a_way_out(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = next(write_digits(tmp_path / "photos", [0], 0, 1).rglob("*.png"))
+    picture.rename(tmp_path / "-dash me.png")
+    done = call("predict", copy, "-dash me.png")
+    assert (
+        done.code == 2 and "No such option: -d. If '-dash me.png' is the name of a class or a file, put" in done.words
+    )
+    assert "put -- before it: -- '-dash me.png'; a file may also be ./'-dash me.png'" in done.words
+    for given in (["--", "-dash me.png"], ["./-dash me.png"]):
+        assert call("predict", copy, *given).code == 0
+    assert "put -- before it: -- -1-;" in call("rename", copy, "1", "-1-").words
+    assert call("rename", copy, "--", "1", "-1-").code == 0
+    typo = call("predict", copy, picture, "--jsn").words
+    assert "--json" in typo and "put --" not in typo
 
 
 def test_rename(copy: Path, tmp_path: Path) -> None:
@@ -716,11 +804,11 @@ def test_known_and_new_classes_are_read_once_and_are_one_version(
     (photos / "2" / "bad.png").write_bytes(b"bad")
     opened: list[Path] = []
 
-    def as_array(images: list[Path], side: int) -> Any:
-        opened.extend(images)
-        return morecl.images.as_array(images, side)
+    def open_image(file: Path, sized: Any) -> Any:
+        opened.append(file)
+        return morecl.images.open_image(file, sized)
 
-    monkeypatch.setattr(reading, "as_array", as_array)
+    monkeypatch.setattr(decoding, "open_image", open_image)
     done = call("learn", copy, photos, *options)
     assert done.code == 0, done.err
     assert sorted(opened) == sorted(photos.rglob("*.png"))

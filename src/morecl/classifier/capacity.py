@@ -11,6 +11,10 @@ from morecl.methods import Learner
 from morecl.methods.masked import MaskedLearner
 
 FULL = 5.0  # percent of a layer that must be free for another task
+IS_FULL = (  # said where no further task fits
+    "the model is full: too few neurons are free for a further task like these. It can still be taught, but may learn "
+    "new classes less well; a new model has room"
+)
 
 
 def taken(learner: Learner) -> dict[str, float]:
@@ -42,3 +46,8 @@ def tasks_left(capacity: Mapping[str, float], tasks: int) -> int | None:
         return 0
     each = free ** (1 / tasks)  # share of the free part that one task leaves free
     return int(np.floor(np.log(FULL / 100 / free) / np.log(each)))
+
+
+def left(learner: Learner) -> int | None:
+    """About how many more tasks fit into a learner; ``None`` if no limit is known."""
+    return tasks_left(taken(learner), len(learner.task_sizes))

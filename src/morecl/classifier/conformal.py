@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
+from morecl.classifier.arguments import check_number
 from morecl.classifier.results import NOTHING_UNKNOWN, Promise
 from morecl.errors import InputError
 
@@ -27,6 +28,7 @@ def promise(ood_scores: ArrayLike, accept: float = ACCEPT, *, missing: int = 0) 
         accept: share of known images to accept, 1 - a.
         missing: classes without a held-back image, for which nothing can be promised.
     """
+    check_number("the share of known images to accept", accept)
     if not 0 < accept < 1:
         raise InputError(f"the share of known images to accept must lie between 0 and 1, not {accept}")
     scores = np.sort(np.asarray(ood_scores, np.float64))

@@ -19,19 +19,21 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from morecl.catalogue import METHODS
 from morecl.classifier import calibration, capacity, conformal
+from morecl.classifier.arguments import check_count, check_list
 from morecl.classifier.backbones import AUTO, choose_backbone
 from morecl.classifier.evaluation import evaluate
 from morecl.classifier.holding import HeldBack, Seen
 from morecl.classifier.lesson import labelled, teach
 from morecl.classifier.names import check_name, check_texts
+from morecl.classifier.nearest import Near, most_like
 from morecl.classifier.plan import PLANNED
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
+from morecl.files import check_target
 from morecl.images import as_array
 from morecl.labels import Forgotten, composed
 from morecl.methods import Learner, method_class
@@ -79,6 +81,7 @@ class Classifier:
         self.images = list(images)  # trained on, of each column
         self.curve = [dict(point) for point in curve]
         self.measured = measured or Measured(np.empty(0), np.empty(0, bool), 1.0)
+        self.newest_in: dict[Path, int] = {}  # model's folder -> its newest version when this was opened or saved there
         self._remembered: tuple[int, torch.Tensor] | None = None
 
     @classmethod
@@ -126,13 +129,19 @@ class Classifier:
 
         return ModelFolder(folder).load(version, device=device)
 
-    def save(self, folder: str | Path, action: str = "saved", what: str = "") -> int:
-        """Add this classifier to ``folder`` as a new version, whose number is returned. Older ones stay as they are."""
+    def save(self, folder: str | Path, action: str = "saved", what: str = "", *, keep: int | None = None) -> int:
+        """Add this classifier to ``folder`` as a new version, which is in use from then on. Returns its number.
+
+        It is refused if the model was changed there since this classifier was opened or last saved. To go back to an
+        older version on purpose, open that one anew and save it.
+
+        Args:
+            keep: versions to keep, this one included, now and after later changes; the oldest are removed. ``None``: as
+                many as were kept so far, at first five.
+        """
         from morecl.classifier.store import ModelFolder
 
-        model = ModelFolder(folder)
-        with model.changing():
-            return model.commit(self, action, what)
+        return ModelFolder(folder).save(self, action, what, keep)
 
     # ---- what it knows ----------------------------------------------------------------------------------------
 
@@ -234,8 +243,7 @@ class Classifier:
         self, images: Sequence[Any] | NDArray[Any], *, top: int = TOP, accept: float = conformal.ACCEPT
     ) -> list[Answer]:
         """An answer for each image: paths, PIL images, arrays, or one array of many images."""
-        if isinstance(images, str | Path | Image.Image):
-            raise TypeError("images must be a list; for one image give [image]")
+        check_list(images)
         return list(self.answers(images, top=top, accept=accept))
 
     def answers(
@@ -249,8 +257,7 @@ class Classifier:
             raise InputError("nothing has been learned yet")
         if hasattr(images, "detach") or (isinstance(images, np.ndarray) and images.dtype.kind in "biuf"):
             images = as_array(images, self.side)  # refuses one image, whose rows would be taken for grey images
-        if top < 1:
-            raise InputError(f"top must be 1 or more, not {top}")
+        check_count("top", top, 1)
         threshold = self.promise(accept).threshold
         task_of = self.learner.task_of_column()
         answerable = np.array([self.column(name) for name in self.classes])
@@ -322,36 +329,30 @@ class Classifier:
 
     def remembered(self, name: str, count: int = 8) -> list[NDArray[np.uint8]]:
         """Up to ``count`` pictures of a class that it keeps, (H, W, 3) each."""
+        check_count("count", count, 0)
         column = self.column(name)
         memory = self.learner.memory
         own = [memory.images[i] for i in np.flatnonzero(memory.columns == column)[:count]]
         more = self.held.images[self.held.columns == column][: max(0, count - len(own))]
         return [*own, *more]
 
-    def nearest(self, images: Sequence[Any], count: int = 5) -> list[list[tuple[str, NDArray[np.uint8], float]]]:
+    def nearest(self, images: Sequence[Any], count: int = 5) -> list[list[Near]]:
         """For each image the remembered pictures most like it: class, picture, cosine similarity of features."""
+        check_list(images)
+        check_count("count", count, 0)
         memory = self.learner.memory
         if not len(memory):
             return [[] for _ in images]
         if self._remembered is None or self._remembered[0] != len(self.curve):
             stored = torch.from_numpy(self.learner.features(memory.images))
             self._remembered = len(self.curve), torch.nn.functional.normalize(stored)
-        found = read(images, self.side)
-        given = torch.nn.functional.normalize(torch.from_numpy(self.learner.features(found.images)))
-        similar = given @ self._remembered[1].mT  # (N, M)
-        values, index = similar.topk(min(count, len(memory)), dim=1)
-        answers: list[list[tuple[str, NDArray[np.uint8], float]]] = [[] for _ in images]
-        for row, position in enumerate(found.positions.tolist()):
-            answers[position] = [
-                (str(memory.labels[i]), memory.images[i], float(v))
-                for i, v in zip(index[row].tolist(), values[row].tolist(), strict=True)
-            ]
-        return answers
+        return most_like(self.learner, self._remembered[1], read(images, self.side), len(images), count)
 
     def export(self, path: str | Path, *, accept: float = conformal.ACCEPT) -> None:
         """Write the whole prediction as an ONNX file (extra ``export``)."""
         from morecl.export import export
 
+        check_target(Path(path), "model.onnx", "path")
         export(self.learner, Path(path), threshold=self.promise(accept).threshold, temperature=self.temperature)
 
     # ---- helpers ----------------------------------------------------------------------------------------------

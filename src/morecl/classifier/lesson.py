@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from morecl.classifier import duplicates, holding
+from morecl.classifier import capacity, duplicates, holding
 from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, two_classes
 from morecl.classifier.plan import Plan, plan, within
@@ -132,6 +132,8 @@ def teach(
             classifier.learner.add_examples(train, names, listener)
         _take_in(classifier, material)
         classifier._note(action)
+        if action == "learn" and capacity.left(classifier.learner) == 0:
+            notes.append(capacity.IS_FULL)
     return Lesson(
         action=action,
         classes={name: names.count(name) for name in new},

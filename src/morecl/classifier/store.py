@@ -1,6 +1,7 @@
 """A model as a folder with a history of versions.
 
-    MODEL/model.json       which versions there are, oldest first; the last is in use. No number is given twice
+    MODEL/model.json       which versions there are, oldest first; the last is in use. No number is given twice. And
+                           how many are kept, whoever adds the next one
     MODEL/versions/3/      one version, complete (see morecl.classifier.version_files)
     MODEL/.lock            held by whoever changes the model
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from morecl import __version__
 from morecl.classifier import version_files
+from morecl.classifier.arguments import check_count
 from morecl.classifier.version_files import FORMAT, read_sealed
 from morecl.errors import InputError, NewerFormatError
 from morecl.files import atomic_folder, sealed, write_json
@@ -58,10 +60,16 @@ class History(BaseModel):
 
     versions: Annotated[list[Version], Field(min_length=1)]
     last_number: Annotated[int, Field(ge=0)] = 0  # the highest that was ever given; models saved before have none
+    keep: Annotated[int, Field(ge=1)] | None = None  # versions; models saved before do not say
 
     @property
     def highest(self) -> int:
         return max(self.last_number, self.versions[-1].number)
+
+    @property
+    def kept(self) -> int:
+        """Versions to keep. Of a model that does not say, never fewer than it has: somebody wanted them."""
+        return self.keep or max(KEEP, len(self.versions))
 
 
 class ModelFolder:
@@ -100,6 +108,7 @@ class ModelFolder:
         """The version ``number``, or the one in use. A number is enough where ``model.json`` is lost or damaged."""
         if number is None:
             return self.load_newest(device=device)[1]
+        check_count("version", number, 1)
         try:
             versions = self.versions()
         except InputError:
@@ -109,7 +118,9 @@ class ModelFolder:
         numbers = [version.number for version in versions]
         if number not in numbers:
             raise InputError(f"{self.path} has no version {number}; it has {', '.join(map(str, numbers))}")
-        return self._read(number, device)
+        classifier = self._read(number, device)
+        classifier.newest_in[self.path.resolve()] = numbers[-1]
+        return classifier
 
     def _read(self, number: int, device: str | None) -> Classifier:
         """A version; an error says how to go back, if it is the one in use."""
@@ -130,7 +141,9 @@ class ModelFolder:
             versions = self.versions()
             newest = versions[-1].number
             try:
-                return versions, self._read(newest, device)
+                classifier = self._read(newest, device)
+                classifier.newest_in[self.path.resolve()] = newest
+                return versions, classifier
             except (InputError, OSError):
                 if self.versions()[-1].number == newest:
                     raise
@@ -160,12 +173,12 @@ class ModelFolder:
             yield
 
     def commit(
-        self, classifier: Classifier, action: str, what: str = "", *, keep: int = KEEP, purge: bool = False
+        self, classifier: Classifier, action: str, what: str = "", *, keep: int | None = None, purge: bool = False
     ) -> int:
         """Add a version and put it in use.
 
         Args:
-            keep: versions to keep, this one included.
+            keep: versions to keep, this one included, now and after later changes; ``None``: as many as so far.
             purge: keep no older version, because they hold what was to be forgotten.
 
         Raises:
@@ -176,6 +189,7 @@ class ModelFolder:
         history = self._history() if self.exists() else None
         versions = history.versions if history else []
         number = history.highest + 1 if history else 1
+        keep = max(1, keep) if keep is not None else history.kept if history else KEEP
         self._remove_leftovers(versions)
         try:
             with atomic_folder(self._folder(number)) as temporary:
@@ -194,7 +208,8 @@ class ModelFolder:
             accuracy=classifier.accuracy(),
             morecl=__version__,
         )
-        self._put([*versions, version][-1 if purge else -max(1, keep) :], number)
+        self._put([*versions, version][-1 if purge else -keep :], number, keep)
+        classifier.newest_in[self.path.resolve()] = number
         if purge and (left := self._leftovers([version])):
             raise InputError(
                 f"{left[0]} could not be removed and still holds what was forgotten: remove it by hand. "
@@ -202,12 +217,26 @@ class ModelFolder:
             )
         return number
 
+    def save(self, classifier: Classifier, action: str, what: str, keep: int | None) -> int:
+        """:meth:`Classifier.save`."""
+        if keep is not None:
+            check_count("keep", keep, 1)
+        with self.changing():
+            known = classifier.newest_in.get(self.path.resolve())
+            if known is not None and self.exists() and (now := self.versions()[-1].number) != known:
+                raise InputError(
+                    f"{self.path} was changed since this classifier was opened or saved: version {now} is in use, not "
+                    f"{known}, and what was changed would be lost. Open it again and repeat your changes, or save this "
+                    "one as another model"
+                )
+            return self.commit(classifier, action, what, keep=keep)
+
     def undo(self) -> Version:
         """Go back to the version before; the newest one is removed, if it can be. Returns the one now in use."""
         history = self._history()
         if len(history.versions) < 2:
             raise InputError(f"{self.path} has no earlier version to go back to")
-        self._put(history.versions[:-1], history.highest)
+        self._put(history.versions[:-1], history.highest, history.kept)
         return history.versions[-2]
 
     # ---- helpers ----------------------------------------------------------------------------------------------
@@ -271,9 +300,9 @@ class ModelFolder:
                 raise
             raise InputError(f"{error}. {self._way_without_list()}") from error
 
-    def _put(self, versions: list[Version], last_number: int) -> None:
+    def _put(self, versions: list[Version], last_number: int, keep: int) -> None:
         """Make these the model's versions and remove all others."""
-        history = History(versions=versions, last_number=last_number)
+        history = History(versions=versions, last_number=last_number, keep=keep)
         write_json(self.path / MODEL, sealed({"format": FORMAT, **history.model_dump()}))
         self._remove_leftovers(versions)
 

@@ -213,7 +213,7 @@ class Jobs:
                     process.stdin.close()
             code = process.returncode
         except OSError as error:
-            self._end(job, "failed", error=f"the lesson could not be started: {error}")
+            self._end(job, "failed", error=f"the lesson could not be started: {error.strerror or error}")
             return
         finally:
             with self._changed:

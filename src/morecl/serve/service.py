@@ -27,7 +27,7 @@ from morecl.serve.batching import Batcher
 from morecl.serve.jobs import COMMAND, Jobs
 from morecl.serve.limits import Limits, RefusedError
 from morecl.serve.metrics import Metrics
-from morecl.serve.teaching import BUSY
+from morecl.serve.teaching import BUSY, without_path
 
 PREFIX = "morecl-serve-"
 THUMBNAIL = 96  # pixels
@@ -125,7 +125,8 @@ class Service:
             try:
                 loaded = self._read()
             except Exception as error:  # also of the device, such as too little memory for two versions
-                self.problem = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                problem = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                self.problem = without_path(problem, self.folder.path)
                 self._refused = signature
                 raise InputError(self.problem) from error
             self._use(loaded)
@@ -183,7 +184,7 @@ class Service:
             except BusyError as error:
                 raise RefusedError(409, BUSY) from error
             except InputError as error:
-                raise RefusedError(409, str(error)) from error
+                raise RefusedError(409, without_path(str(error), self.folder.path)) from error
             except OSError as error:  # a full disk, most likely
                 raise RefusedError(500, f"the model's folder cannot be used: {error.strerror or error}") from error
             try:

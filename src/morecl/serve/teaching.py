@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import sys
 import threading
@@ -63,7 +65,7 @@ def main() -> int:
     try:
         teach(order, say)
     except (InputError, DivergedError) as error:
-        say({"error": str(error)})
+        say({"error": without_path(str(error), order.model)})
         return 2
     except OSError as error:
         say({"error": f"the lesson failed: {error.strerror or error}"})
@@ -162,6 +164,15 @@ def _listener(say: Say, first: float, last: float) -> Listener:
         say({"step": step, "share": first + (last - first) * part, "left": seconds})
 
     return listen
+
+
+def without_path(text: str, model: str | Path) -> str:
+    """``text`` without the path of the model's folder, which is nothing to whoever asks the server."""
+    for path in {str(model), str(Path(model).resolve())}:
+        text = re.sub(rf"(`morecl \w+ ){re.escape(shlex.quote(path))}(?![^\s`])", r"\1MODEL", text)
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}/", "the model's ", text)
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", "the model", text)
+    return text
 
 
 def _end_with_the_server(uploads: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import tiny
-from morecl.classifier import Answer, Classifier, changes
+from morecl.classifier import Answer, Classifier, capacity, changes
 from morecl.classifier.lesson import NothingNewError
 from morecl.errors import InputError
 from morecl.labels import Forgotten
@@ -364,8 +364,35 @@ def test_likely_mistakes_are_named(known: Classifier) -> None:
     for call in (lambda: known.predict(picture), lambda: known.learn(picture, ["dog"])):
         with pytest.raises((TypeError, InputError), match=r"for one image give \[image\]"):
             call()
+    for image in (picture, "photo.jpg", Path("photo.jpg")):
+        with pytest.raises(TypeError, match=r"for one image give \[image\]"):
+            known.nearest(image)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"for one class give \['ant'\]"):
         known.accuracy("ant")
+
+
+@pytest.mark.parametrize("count", [2.5, "2", -1, None, True])
+def test_numbers_that_are_none_are_refused_in_words(known: Classifier, count: Any, tmp_path: Path) -> None:
+    images, _ = photos("ant", count=2)
+    for call in (lambda: known.nearest(images, count), lambda: known.remembered("ant", count)):
+        with pytest.raises(InputError, match=rf"count must be a whole number, 0 or more, not {count!r}"):
+            call()
+    with pytest.raises(InputError, match=rf"top must be a whole number, 1 or more, not {count!r}"):
+        known.predict(images, top=count)
+    if count is not None:
+        with pytest.raises(InputError, match=rf"keep must be a whole number, 1 or more, not {count!r}"):
+            known.save(tmp_path / "model", keep=count)
+    for accept in ("0.95", None, [0.95]):
+        with pytest.raises(InputError, match=rf"accept must be a number, such as 0.95, not {re.escape(repr(accept))}"):
+            known.predict(images, accept=accept)  # type: ignore[arg-type]
+    assert known.nearest(images, 0) == [[], []] and len(known.predict(images, top=np.int64(2))[0].top) == 2
+
+
+def test_an_export_that_cannot_be_written_is_refused_at_once(known: Classifier, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in ("/proc/x.onnx", tmp_path / "file" / "x.onnx"):
+        with pytest.raises(InputError, match=rf"^{path} cannot be written.*give path another name"):
+            known.export(path)
 
 
 def test_iterators_are_lists_for_once(known: Classifier) -> None:
@@ -377,10 +404,18 @@ def test_iterators_are_lists_for_once(known: Classifier) -> None:
     assert made.images == [5]
 
 
+def test_a_lesson_into_a_full_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = classifier()
+    assert made.learn(*photos("ant")).notes == () and made.info().tasks_left != 0
+    monkeypatch.setattr(capacity, "FULL", 100.0)
+    assert made.learn(*photos("bee")).notes == (capacity.IS_FULL,) and made.info().tasks_left == 0
+    assert made.add(*photos("bee", draw=1)).notes == ()  # takes no room
+
+
 def test_a_budget_of_minutes() -> None:
     made = classifier()
     events: list[EpochDone] = []
-    lesson = made.learn(*photos("ant", "bee"), minutes=0.001, listener=events.append)
+    lesson = made.learn(*photos("ant", "bee"), minutes=0.0001, listener=events.append)
     assert lesson.epochs == 1 and [e.epochs for e in events if not e.stage] == [1]
     (note,) = lesson.notes
     assert re.fullmatch(r"even one pass over the images takes longer than asked: about [1-9]\d* s", note)

@@ -17,7 +17,7 @@ import morecl
 import tiny
 from morecl import checkpoint
 from morecl.catalogue import SHIPPED
-from morecl.classifier import Classifier, ModelFolder, version_files
+from morecl.classifier import Classifier, ModelFolder, changes, version_files
 from morecl.classifier.store import MODEL, VERSIONS
 from morecl.classifier.version_files import DETAILS, HELD
 from morecl.errors import InputError
@@ -235,6 +235,74 @@ def test_old_versions_go(first: Classifier, model: ModelFolder) -> None:
     assert [v.number for v in model.versions()] == [3, 4]
     model.commit(first, "forget", purge=True)
     assert [v.number for v in model.versions()] == [5] and [p.name for p in (model.path / VERSIONS).iterdir()] == ["5"]
+
+
+def test_how_many_versions_are_kept_stays_with_the_model(first: Classifier, model: ModelFolder) -> None:
+    """Whoever changes it next need not know."""
+    for _ in range(8):
+        model.commit(first, "again", keep=7)
+    changes.rename(model, model.load(), "k0", "k7")
+    assert [v.number for v in model.versions()] == [4, 5, 6, 7, 8, 9, 10]
+    Classifier.open(model.path).save(model.path)
+    model.undo()
+    model.commit(first, "again")
+    assert [v.number for v in model.versions()] == [5, 6, 7, 8, 9, 10, 12]
+    model.commit(first, "again")
+    model.commit(first, "again")
+    assert len(model.versions()) == 7
+    Classifier.open(model.path).save(model.path, keep=2)
+    model.commit(first, "again")
+    assert [v.number for v in model.versions()] == [15, 16]
+    model.commit(first, "forget", purge=True)
+    for _ in range(3):
+        model.commit(first, "again")
+    assert [v.number for v in model.versions()] == [19, 20]
+
+
+@pytest.mark.parametrize(("had", "kept"), [(3, 5), (8, 8)])
+def test_a_model_that_does_not_say_how_many_to_keep_has_never_fewer(
+    had: int, kept: int, first: Classifier, model: ModelFolder
+) -> None:
+    for _ in range(had - 1):
+        model.commit(first, "again", keep=20)
+    saved = json.loads((model.path / MODEL).read_text())
+    assert saved.pop("keep") == 20  # as models were saved before
+    write_json(model.path / MODEL, sealed(saved))
+    for _ in range(6):
+        changes.rename(model, model.load(), "k0", "k7")
+        changes.rename(model, model.load(), "k7", "k0")
+        assert len(model.versions()) >= had
+    assert len(model.versions()) == kept
+
+
+def test_saving_does_not_drop_what_others_have_changed(first: Classifier, model: ModelFolder, tmp_path: Path) -> None:
+    mine, other = Classifier.open(model.path), Classifier.open(model.path)
+    other.learn(list(tiny.pictures(2, 12)), ["k2"] * 12)
+    assert [other.save(model.path), other.save(model.path)] == [2, 3]  # its own versions are no surprise
+    mine.rename("k0", "mine")
+    before = (model.path / MODEL).read_bytes()
+    (tmp_path / "link").symlink_to(model.path)
+    changed = r"version 3 is in use, not 1, .* Open it again and repeat your changes, or"
+    for path in (model.path, str(tmp_path / "link"), model.path / ".." / "model"):
+        with pytest.raises(InputError, match=changed):
+            mine.save(path)
+    assert (model.path / MODEL).read_bytes() == before
+    assert mine.save(tmp_path / "another") == 1
+    assert Classifier.open(model.path, version=2).save(model.path) == 4  # on purpose: it knew of version 3
+    back = Classifier.open(model.path)
+    model.undo()
+    with pytest.raises(InputError, match="version 3 is in use, not 4"):
+        back.save(model.path)
+    with pytest.raises(InputError, match="version 3 is in use, not 1"):
+        first.save(model.path)
+    assert classifier(5).save(model.path) == 5  # was never opened there
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, True, 0])
+def test_a_version_is_a_number(version: Any, model: ModelFolder) -> None:
+    assert Classifier.open(model.path, version=np.int64(1)).classes == ["k0", "k1"]  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"version must be a whole number, 1 or more, not {version!r}"):
+        Classifier.open(model.path, version=version)
 
 
 def test_what_was_forgotten_but_cannot_be_removed_is_named(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 
 import tiny
 from morecl.classifier import ModelFolder
+from morecl.classifier.capacity import IS_FULL
 from morecl.errors import InputError
 from morecl.serve import service as service_module
 from morecl.serve import teaching
@@ -153,7 +155,7 @@ def test_new_classes_are_learned_though_nothing_of_the_known_ones_is_new(serve: 
     assert done["state"] == "done", done
     (lesson,) = done["lessons"]
     assert lesson["classes"] == {"green frog": 16}
-    assert lesson["notes"] == [f"nothing new of {CLASSES[0]!r}: every image was seen before"]
+    assert lesson["notes"] == [f"nothing new of {CLASSES[0]!r}: every image was seen before", IS_FULL]
     assert ModelFolder(model).versions()[-1].what == "'green frog'"
     again = ended(client, teach(client, seen, name=CLASSES[0], more="true"))
     assert again["state"] == "done" and again["note"] == "Nothing new: every image was seen before"
@@ -546,6 +548,33 @@ for line in teacher.stdout:
     assert [version.number for version in ModelFolder(model).versions()] == [1, 2]
 
 
+def test_nobody_learns_where_the_model_lies(serve: Serve, model: Path) -> None:
+    """A damaged model: in what a lesson says, in what a change says, and in why a new version is not in use."""
+    _, client = serve(QUICK)
+    save_again(model)
+    newest = ModelFolder(model).versions()[-1].number
+    (model / "versions" / str(newest) / "learner.json").unlink()
+    until(lambda: client.get("/info").json()["problem"])
+    said = [client.get("/info").json()["problem"]]
+    said.append(client.post("/rename", files=form(old=CLASSES[0], new="fox")).json()["error"])
+    script = """
+import sys
+from morecl.serve import teaching
+teaching._end_with_the_server = lambda folder: None
+sys.exit(teaching.main())
+"""
+    said.append(said_by(script, model, model / "none.npy"))
+    wanted = f"the model's versions/{newest} is damaged: learner.json is missing. `morecl undo MODEL` removes it and"
+    assert all(text.startswith(wanted) and str(model.parent) not in text for text in said), said
+
+
+@pytest.mark.parametrize("folder", ["/srv/my model", "/srv/m", "m"])
+def test_a_path_is_taken_out_of_a_message(folder: str) -> None:
+    text = f"{folder}: no; `morecl undo {shlex.quote(folder)}` or {folder}/a/b, not {folder}2, /x{folder}2 and xm"
+    wanted = f"the model: no; `morecl undo MODEL` or the model's a/b, not {folder}2, /x{folder}2 and xm"
+    assert teaching.without_path(text, folder) == wanted
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [("x.npy", "the lesson cannot be saved: No space left on device"), ("y.npy", "the lesson failed: No such file")],
@@ -563,9 +592,14 @@ teaching._end_with_the_server = lambda folder: None
 sys.exit(teaching.main())
 """
     np.save(tmp_path / "x.npy", np.zeros((1, 8, 8, 3), np.uint8))
+    assert said_by(script, model, tmp_path / images).startswith(message)
+
+
+def said_by(script: str, model: Path, images: Path) -> str:
+    """What a lesson that fails says at the end."""
     order = {
         "model": str(model),
-        "images": str(tmp_path / images),
+        "images": str(images),
         "names": ["a"],
         "files": ["a.png"],
         "more": False,
@@ -577,7 +611,7 @@ sys.exit(teaching.main())
         command, input=json.dumps(order) + "\n", capture_output=True, text=True, env=environment, timeout=120
     )
     assert done.returncode == 2
-    assert json.loads(done.stdout.splitlines()[-1])["error"].startswith(message)
+    return str(json.loads(done.stdout.splitlines()[-1])["error"])
 
 
 def is_alive(process: int) -> bool:

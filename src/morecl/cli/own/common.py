@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,20 @@ def out_of_memory_explained(advice: str) -> Iterator[None]:
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error
+
+
+@contextmanager
+def full_disk_explained() -> Iterator[None]:
+    """Say what a full disk has left, which is the model as it was: a new version counts once all of it is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        raise InputError(
+            f"{where}{error.strerror}. Nothing has changed; make room on the disk and repeat the command"
+        ) from error
 
 
 def promise_lines(promise: Promise) -> list[str]:

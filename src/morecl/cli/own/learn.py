@@ -21,6 +21,7 @@ from morecl.cli.own.common import (
     class_table,
     counted,
     error_line,
+    full_disk_explained,
     kept,
     name_unreadable,
     out_of_memory_explained,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # these import torch
 PLAIN_INTERVAL = 30.0  # seconds between lines if the output is not a terminal
 ROWS = 30  # classes that the table shows
 SHORTEST = 0.01  # minutes of training, if reading has taken all that were given
-KEEP = 5  # versions
 
 
 def learn(
@@ -66,7 +66,10 @@ def learn(
         bool, typer.Option("--all", help="Train on all images and hold none back; nothing is then promised.")
     ] = False,
     minutes: Annotated[float | None, typer.Option(help="Train about this long at most.")] = None,
-    keep: Annotated[int, typer.Option(min=1, help="Versions to keep for `morecl undo`.")] = KEEP,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, help="Versions to keep for `morecl undo`, from now on. [default: as before; at first 5]"),
+    ] = None,
     device: Device = None,
     backbone: Annotated[
         str | None, typer.Option(help="New model only: auto, timm name, checkpoint file, or NAME@FILE. [default: auto]")
@@ -101,7 +104,8 @@ def learn(
     console = output_console()
     teacher = _Teacher(store, folder, console, hold_back=not all_, minutes=minutes, keep=keep)
     try:
-        with sigterm_as_interrupt(), out_of_memory_explained("teach fewer images at a time"), store.changing():
+        explained = out_of_memory_explained("teach fewer images at a time")
+        with sigterm_as_interrupt(), full_disk_explained(), explained, store.changing():
             if is_new != (not store.exists()):
                 raise InputError(f"another process has just made {model}; repeat the command")
             classifier = _created(choices, device) if is_new else store.load(device=device)
@@ -151,7 +155,7 @@ class _Teacher:
         *,
         hold_back: bool,
         minutes: float | None,
-        keep: int,
+        keep: int | None,
     ):
         self._store = store
         self._folder = folder

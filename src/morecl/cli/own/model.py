@@ -28,6 +28,7 @@ from morecl.cli.own.common import (
     counted,
     error_line,
     existing,
+    full_disk_explained,
     kept,
     needed_width,
     percent,
@@ -69,6 +70,8 @@ def info(
 
 def show_info(console: Console, found: Info) -> None:
     """Classes, then what holds for all of them."""
+    from morecl.classifier.capacity import IS_FULL
+
     heads = ("task", "images learned", "remembered", "held back", "accuracy")
     table = class_table("class", *heads)
     rows = {
@@ -102,9 +105,11 @@ def show_info(console: Console, found: Info) -> None:
             f"Capacity: of the neurons that tasks can take for themselves, {sum(taken) / len(taken):.0f} % are taken, "
             f"{max(taken):.0f} % in the fullest layer.",
         )
-        if found.tasks_left is not None:
-            more = counted(found.tasks_left, "more task")
-            say(console, f"About {more} will fit; classes taught together share a task.")
+        if found.tasks_left == 0:
+            say(console, f"{IS_FULL[0].upper()}{IS_FULL[1:]}.")
+        elif found.tasks_left is not None:
+            room = "task has room" if found.tasks_left == 1 else "tasks have room"
+            say(console, f"About {found.tasks_left:,} more {room}; classes taught together share a task.")
 
 
 def history(model: Model) -> None:
@@ -152,7 +157,7 @@ def undo(model: Model) -> None:
     from morecl.classifier.store import VERSIONS
 
     store = existing(model)
-    with store.changing():
+    with full_disk_explained(), store.changing():
         newest = store.versions()[-1]
         now = store.undo()
     if (left := store.path / VERSIONS / str(newest.number)).exists():
@@ -250,7 +255,7 @@ def _changed(store: ModelFolder) -> Iterator[tuple[ModelFolder, Classifier]]:
     """The model, to be changed and committed inside."""
     before = None
     try:
-        with sigterm_as_interrupt(), store.changing():
+        with sigterm_as_interrupt(), full_disk_explained(), store.changing():
             before = store.versions()
             yield store, store.load()
     except KeyboardInterrupt:

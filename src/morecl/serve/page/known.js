@@ -22,7 +22,8 @@ function figures(info) {
       : card("Accuracy", info.accuracy.toFixed(1), "%", `on ${counted(held, "image")} it never trained on`),
     promise.share === null ? card("Called unknown by mistake", "–", "", promise.why)
       : card("Called unknown by mistake", `≤ ${(100 * promise.share).toFixed(0)}`, "%", "of images like those taught; how many unknown things are caught is not promised"),
-    card("Room", info.tasks_left === null ? "–" : info.tasks_left, "", info.tasks_left === null ? "no limit known" : "more lessons of this kind, about"),
+    card("Room", info.tasks_left === null ? "–" : info.tasks_left, "", info.tasks_left === null ? "no limit known" : info.tasks_left ? "more lessons of this kind, about"
+      : "full: it can still be taught, but may learn new classes less well"),
   ];
   $("figures").replaceChildren(...cards);
 }
