@@ -231,8 +231,10 @@ def test_a_search_goes_on_beyond_its_grid_until_the_best_is_within(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, beyond: int, peak: float, tried: list[float]
 ) -> None:
     started: list[float] = []
+    out = tmp_path / "out"
 
     def trial(pair: tuple[float, int], *_: Any) -> Trial:
+        assert not started or not json.loads((out / FILE).read_text())["complete"]
         started.append(pair[0])
         score = None if pair[0] > 0.1 else -abs(np.log(pair[0] / peak))
         return Trial(lr=pair[0], epochs=pair[1], aca=score, aia=score, seconds=None)
@@ -247,7 +249,6 @@ def test_a_search_goes_on_beyond_its_grid_until_the_best_is_within(
     monkeypatch.setattr(morecl.tune, "_ended_trial", trial)
     place = {} if here else {"elsewhere": elsewhere}
     asked = request(write_data(tmp_path / "data", test_seed=1))
-    out = tmp_path / "out"
     found = tune(asked, lrs=[0.002, 0.005], epochs=[1], seeds=[0], out=out, watch=NoWatch(), beyond=beyond, **place)
     assert started == [trial.lr for trial in found.trials] == tried
     assert found.complete and Search.model_validate_json((out / FILE).read_text()) == found
