@@ -142,6 +142,48 @@ def test_the_best_are_bold_and_those_equal_to_them_as_printed(file: str) -> None
                 assert [number.startswith("**") for number in means] == [float(n.strip("*")) == best for n in means]
 
 
+def test_the_table_beside_the_authors_code_is_that_of_both_records() -> None:
+    """Their numbers follow from their matrices, and the difference is tested as it says."""
+    folder = ROOT / "results" / "unseen-orders"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    ours, theirs = [], []
+    for run in json.loads((folder / "authors.json").read_text(encoding="utf-8"))["runs"]:
+        name = f"order-random-seed-{run['seed']}"
+        record = read_record(folder / "cifar10-5t-1k" / "more" / name / "result.json")
+        assert record.class_order == run["class_order"] and record.config["preset"] is None
+        per_step = [mean(row) for row in run["accuracy_matrix"]]
+        assert run["aca_per_step"] == pytest.approx(per_step, abs=1e-3)
+        theirs.append((per_step[-1], mean(per_step), mean(run["auc_per_step"])))
+        ours.append((record.metrics.aca, record.metrics.aia, record.metrics.iauc))
+        cells = [" / ".join(f"**{value:.2f}**" for value in ours[-1]), " / ".join(f"{v:.2f}" for v in theirs[-1])]
+        order = ", ".join(map(str, run["class_order"]))
+        assert f"| seed {run['seed']}: {order} | {cells[0]} | {cells[1]} |" in text
+    assert (np.array(ours) > np.array(theirs)).all() and len(ours) == 3
+    means = [np.mean(values, axis=0) for values in (ours, theirs)]
+    cells = [" / ".join(f"**{value:.2f}**" for value in means[0]), " / ".join(f"{value:.2f}" for value in means[1])]
+    assert f"| mean | {cells[0]} | {cells[1]} |" in text
+    tests = ttest_rel(ours, theirs).pvalue
+    said = [f"{change:.1f} (p = {p:.1g})" for change, p in zip(means[0] - means[1], tests, strict=True)]
+    assert f"| difference, paired t-test | | {' / '.join(said)} |" in text
+
+
+def test_what_the_back_update_adds_on_tiny_imagenet88() -> None:
+    text = " ".join((ROOT / "results" / "tinyimagenet88" / "README.md").read_text(encoding="utf-8").split())
+    folder = ROOT / "results" / "tinyimagenet88" / "tinyimagenet88-8t"
+
+    def of(name: str, metric: str) -> list[float]:
+        return [getattr(read_record(p).metrics, metric) for p in sorted((folder / name).glob("*/result.json"))]
+
+    more, without = ({m: of(name, m) for m in ("aca", "iauc")} for name in ("more", "more-no-back-update"))
+    gain = {metric: mean(more[metric]) - mean(without[metric]) for metric in more}
+    p = {metric: ttest_rel(more[metric], without[metric]).pvalue for metric in more}
+    assert p["aca"] < 0.001
+    numbers = f"{mean(more['aca']):.1f}, {mean(without['aca']):.1f} without it, p < 0.001"
+    assert (
+        f"adds {gain['aca']:.1f} points of ACA ({numbers}) and {gain['iauc']:.1f} of IAUC (p = {p['iauc']:.1g};" in text
+    )
+
+
 def test_the_main_page_has_the_means_of_the_records() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head = next(line for line in text.splitlines() if line.startswith("| | MORE-RP | joint training"))

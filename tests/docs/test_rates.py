@@ -122,6 +122,27 @@ def test_pass_has_the_highest_weight_at_which_no_rate_fails_and_its_best_rate(be
     assert (settings["kd_weight"], settings["lr"]) == (max(sound), best)
 
 
+def test_what_is_said_of_the_rates_of_cifar100_on_tiny_imagenet88() -> None:
+    text = " ".join((ROOT / "tinyimagenet88-rates" / "README.md").read_text(encoding="utf-8").split())
+    of_cifar, behind = load_recipe("cifar100-10t"), {}
+    for method, scores in tried("tinyimagenet88-rates", "tinyimagenet88-8t").items():
+        rate = of_cifar.settings_for(method, included=True)["lr"]
+        if rate != max(scores, key=scores.__getitem__):
+            behind[method] = round(max(scores.values())[0] - scores[rate][0], 1)
+    assert behind == {
+        "tpl": 1.9,
+        "eeil": 1.2,
+        "ranpac": 1.0,
+        "derpp": 0.8,
+        "agem": 0.7,
+        "row": 0.7,
+        "more": 0.2,
+        "gd": 0.0,
+    }
+    assert "1.9 points (TPL), 1.2 (EEIL), 1.0 (RanPAC), 0.8 (DER++), 0.7 (A-GEM, ROW), 0.2 (MORE) and 0.0 (GD)" in text
+    assert "are the best here, too, for eight of the sixteen methods" in text
+
+
 @pytest.mark.parametrize("name", ["cifar100-20t", "cifar100-unequal", "cifar100-uneven-40", "cifar100-first-one"])
 def test_other_streams_of_cifar100_have_the_same_rates(name: str) -> None:
     recipe, other = load_recipe(name), load_recipe("cifar100-10t")

@@ -58,8 +58,9 @@ def data_key(name: str, data_root: Path | None = None) -> str:
     npz = root / f"{name}.npz"
     places = [npz] if npz.exists() else [root / path for path in SOURCES[name].layout]
     files = sorted(file for place in places for file in (place.rglob("*") if place.is_dir() else [place]))
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
-    return hashlib.sha256(repr(stats).encode()).hexdigest() if stats else ""
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
 def count_classes(name: str) -> int:

@@ -237,7 +237,8 @@ def finished_record(request: RunRequest, folder: Path, inputs: InputsNow | None 
     """The record in ``folder`` if ``request`` is finished there, else ``None``.
 
     Effective settings are compared, so setting something to its default makes no difference. Nor does it matter on
-    which machine a finished run was computed (device, data root), but an unfinished one must continue as it began.
+    which machine a finished run was computed (device, data root), as long as images and weights are the same there; but
+    an unfinished one must continue as it began.
 
     Args:
         inputs: the same for many runs, so that images and weights are looked at once.
