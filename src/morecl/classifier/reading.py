@@ -16,20 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from morecl.cores import usable_cores
 from morecl.data.cache import LEFT_FREE, cache_root
-from morecl.data.decoding import LargerError, decode
+from morecl.data.decoding import Decoder
 from morecl.data.pixels import PixelFile
 from morecl.errors import InputError
-from morecl.images import ImageArray, as_array, to_side, why_unreadable
+from morecl.images import ImageArray, as_array, to_side
 from morecl.pictures import AnyImages, InMemory, Pictures, some
 from morecl.ram import available_bytes
 
 HELD_SHARE = 0.5  # of the available memory that images may take
 THREADS = 4  # that decode, at most: each image takes about 8 bytes per pixel meanwhile
-LARGE = 16_000_000  # pixels; images with more are decoded one after the other
 
 Report = Callable[[int, int], None]  # images done, images in all
 
@@ -104,10 +102,8 @@ def read(images: Sequence[Any] | NDArray[Any] | Decoded, side: int, report: Repo
     else:
         room = _on_disk(shape, needed)
 
-    alone = ThreadPoolExecutor(1)  # always the same thread: each keeps some of the memory that it has used
-
     def one(index: int) -> str | None:
-        square = _decoded(images[index], side, alone)
+        square = decoder(images[index], side)
         if isinstance(square, str):
             return square
         if isinstance(room, PixelFile):
@@ -120,7 +116,7 @@ def read(images: Sequence[Any] | NDArray[Any] | Decoded, side: int, report: Repo
         return None
 
     problems: list[tuple[int, str]] = []
-    with alone, ThreadPoolExecutor(min(usable_cores(), THREADS)) as pool:
+    with Decoder() as decoder, ThreadPoolExecutor(min(usable_cores(), THREADS)) as pool:
         for index, problem in enumerate(pool.map(one, range(len(images)))):
             if problem:
                 problems.append((index, problem))
@@ -130,28 +126,6 @@ def read(images: Sequence[Any] | NDArray[Any] | Decoded, side: int, report: Repo
     positions = np.array([index for index in range(len(images)) if index not in broken], np.int64)
     found = Pictures(room) if isinstance(room, PixelFile) else room
     return Read(some(found, positions) if broken else found, positions, problems)
-
-
-def _decoded(image: Any, side: int, alone: ThreadPoolExecutor) -> ImageArray | str:
-    """An image of a list as a square (side, side, 3), or why it cannot be read. Large ones are left to ``alone``."""
-    if isinstance(image, str | Path):
-        try:
-            return decode(image, side, LARGE)
-        except LargerError:
-            return alone.submit(decode, image, side).result()
-    if isinstance(image, Image.Image) and image.width * image.height > LARGE:
-        return alone.submit(_squared, image, side).result()
-    return _squared(image, side)
-
-
-def _squared(image: Any, side: int) -> ImageArray | str:
-    """As :func:`decode`, of a PIL image or an array."""
-    try:
-        return to_side(as_array([image], side), side)[0]
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
-        return why_unreadable(error)
 
 
 def _on_disk(shape: tuple[int, ...], needed: int) -> PixelFile:

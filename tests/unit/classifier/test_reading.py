@@ -81,7 +81,7 @@ def test_large_images_come_one_after_the_other_and_few_at_once(tmp_path: Path, m
 
     for module in (decoding, image_files):
         monkeypatch.setattr(module, "square", watched)
-    monkeypatch.setattr(reading, "LARGE", 1000)
+    monkeypatch.setattr(decoding, "LARGE", 1000)
     monkeypatch.setattr(reading, "usable_cores", lambda: 64)
     found = reading.read(given, SIDE)
     assert np.array_equal(found.images, expected) and not found.problems
@@ -93,7 +93,7 @@ def test_large_images_come_one_after_the_other_and_few_at_once(tmp_path: Path, m
 
 
 def test_a_large_image_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LARGE", 100)
+    monkeypatch.setattr(decoding, "LARGE", 100)
     Image.fromarray(tiny.pictures(0, 1)[0]).resize((64, 64)).save(tmp_path / "a.png")
     os.truncate(tmp_path / "a.png", 60)
     assert reading.read([tmp_path / "a.png"], SIDE).problems == [(0, "image file is truncated")]
