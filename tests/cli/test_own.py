@@ -369,6 +369,7 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
     assert f"{np.mean(taken):.0f} % are taken, {max(taken):.0f} % in the fullest layer." in text
     history = call("history", story.model).words
     assert "learn '0', '1', '2'" in history and "2 (in use)" in history
+    assert "The newest 5 versions are kept" in history
 
 
 # ---- changes ------------------------------------------------------------------------------------------------------
@@ -480,6 +481,7 @@ def test_later_changes_keep_as_many_versions_as_learn_was_told(copy: Path, tmp_p
     for step in range(6):
         assert call("rename", copy, f"2{'x' * step}", f"2{'x' * (step + 1)}").code == 0
     assert [version.number for version in ModelFolder(copy).versions()] == [2, 3, 4, 5, 6, 7, 8]
+    assert "The newest 7 versions are kept" in call("history", copy).words
     assert call("learn", copy, write_digits(tmp_path / "3", [3], 0, 10)).code == 0
     assert [version.number for version in ModelFolder(copy).versions()] == [3, 4, 5, 6, 7, 8, 9]
 

@@ -104,6 +104,10 @@ class ModelFolder:
         """Oldest first; the last is in use."""
         return self._history().versions
 
+    def kept(self) -> int:
+        """How many versions are kept when the next one is added."""
+        return self._history().kept
+
     def load(self, number: int | None = None, *, device: str | None = None) -> Classifier:
         """The version ``number``, or the one in use. A number is enough where ``model.json`` is lost or damaged."""
         if number is None:

@@ -118,6 +118,9 @@ def history(model: Model) -> None:
     console = output_console()
     versions = store.versions()
     show_history(console, versions, [store.bytes(version.number) for version in versions])
+    count = store.kept()
+    newest = "Only the newest version is" if count == 1 else f"The newest {count:,} versions are"
+    say(console, f"{newest} kept; `morecl learn --keep N` changes that.")
     if len(versions) > 1:
         console.print(
             f"`morecl undo {shlex.quote(str(model))}` goes back to version {versions[-2].number}.",
