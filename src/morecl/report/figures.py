@@ -116,7 +116,9 @@ def _of_column(
     falls = {label: values for label, many in runs.items() if (values := _reductions(many))}
     if falls:
         alt = ", ".join(f"{label} {statistics.fmean(values):.1f}" for label, values in falls.items())
-        yield drawing("reduction", alt, partial(plots.reduction_bars, falls), *key)
+        several = any(len(values) > 1 for values in falls.values())
+        ranges = ["Bars: mean over runs; thin lines: from the smallest to the largest."] if several else []
+        yield drawing("reduction", alt, partial(plots.reduction_bars, falls), *ranges, *key)
 
     shares = {label: share for label, many in runs.items() if (share := _mean_errors(many)) is not None}
     if shares:

@@ -28,7 +28,9 @@ _HATCHES = ("", "///", "...")
 # Opacity of a heat map's blue at 0 to 100 %: zero looks like the page, light or dark. The step at 60 % leaves out the
 # mid-tones on which neither dark nor white numbers are easy to read.
 _OPACITY = np.concatenate([np.linspace(0, 0.58, 61), np.linspace(0.84, 1, 40)])
-HEAT = ListedColormap([(*to_rgb("#14609e"), alpha) for alpha in _OPACITY])
+_BLUE = to_rgb("#14609e")
+HEAT = ListedColormap([(*_BLUE, alpha) for alpha in _OPACITY])
+SMOOTH = ListedColormap([(*_BLUE, alpha) for alpha in np.linspace(0, 1, 101)])  # for cells without numbers
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,16 @@ def stacked_bars(
     left = np.zeros(len(parts))
     for index, name in enumerate(names):
         amounts = np.array([amounts.get(name, 0.0) for amounts in parts.values()]) / scale
+        hatch = _HATCHES[index // len(_COLOURS) % len(_HATCHES)]
         axes.barh(
             range(len(parts)), amounts, left=left, height=0.68, label=name.replace("_", " "),
-            color=_COLOURS[index % len(_COLOURS)], hatch=_HATCHES[index // len(_COLOURS) % len(_HATCHES)],
-            edgecolor="white", linewidth=0.4,
+            color=_COLOURS[index % len(_COLOURS)], hatch=hatch, edgecolor="white" if hatch else "none", linewidth=0,
         )  # fmt: skip
         left += amounts
     longest = max(total for label, total in zip(parts, left, strict=True) if label not in cut)
     end = 1.14 * max(longest, 1e-9)
     for place, (label, total) in enumerate(zip(parts, left, strict=True)):
-        text = f"{total:,.0f}" if total >= 100 else f"{total:.3g}"
+        text = f"{total:,.0f}" if total >= 100 else f"{total:#.3g}"
         text, x = (f"→ {text}", end) if label in cut else (text, total)
         axes.annotate(text, (x, place), (4, 0), textcoords="offset points", va="center", fontsize=8, color=INK)
     axes.set_xlim(0, end)
@@ -210,20 +212,21 @@ def time_lines(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], width
 
 
 def heat_map(matrix: Floats, width: float) -> Figure:
-    """``matrix`` (T, T): row i after task i, column j on the images of task j. Same colours, 0 to 100, everywhere."""
-    side = min(width, 3.2)
-    figure, axes = canvas(side, height=side)
-    tasks = len(matrix)
+    """``matrix`` (T, T): row i after task i, column j on the images of task j. Colours from 0 to 100 everywhere."""
+    side, tasks = min(width, 3.2), len(matrix)
+    numbered = tasks <= 10
+    figure, axes = canvas(side, height=side if numbered else 0.8 * side)
     edges = np.arange(tasks + 1) + 0.5
-    mesh = axes.pcolormesh(edges, edges, matrix, cmap=HEAT, vmin=0, vmax=100)
-    if tasks <= 10:
+    mesh = axes.pcolormesh(edges, edges, matrix, cmap=HEAT if numbered else SMOOTH, vmin=0, vmax=100)
+    if numbered:
         size = 10 if tasks <= 5 else 6.5
         for i, j in zip(*np.nonzero(np.isfinite(matrix)), strict=True):
             value = float(matrix[i, j])
             colour = heat_text_colour(value)
             axes.text(j + 1, i + 1, f"{value:.0f}", color=colour, ha="center", va="center", fontsize=size)
     else:  # cells too small for numbers: a scale instead
-        bar = figure.colorbar(mesh, ax=axes, shrink=0.6, aspect=14)
+        bar = figure.colorbar(mesh, ax=axes, shrink=0.7, aspect=14)
+        bar.ax.set_facecolor("none")  # the colours are transparent: on white they would not be those of a dark page
         bar.ax.tick_params(colors=INK, labelsize=7, length=0)
         bar.outline.set_visible(False)
     axes.invert_yaxis()

@@ -242,7 +242,8 @@ TABLE_KINDS = {
         "Time and memory",
         (
             Metric(
-                "seconds", "Seconds", "of a whole run; none if other runs used the same card or cores",
+                "seconds", "Seconds",
+                "of training, back-update and evaluation; none if other runs used the same card or cores",
                 lambda r: sum(stages(r).values()) if r.seconds_count else None, None, 1, False, True,
             ),
             Metric(

@@ -86,6 +86,9 @@ def test_the_reduction_is_a_bar_to_the_mean_and_a_line_over_the_runs() -> None:
     assert sorted(axes.lines[0].get_xdata()) == pytest.approx([min(falls), max(falls)])
     assert [text.get_text() for text in axes.texts] == [f"{np.mean(falls):.1f}"]
     assert drawing.alt.endswith(f"iCaRL {np.mean(falls):.1f}.")
+    assert drawing.notes == ("Bars: mean over runs; thin lines: from the smallest to the largest.",)
+    [single] = [drawing for drawing in drawings(records[:1]) if drawing.key == "reduction"]
+    assert single.notes == ()
 
 
 def test_a_negative_reduction_stays_inside_the_axes() -> None:
@@ -144,7 +147,7 @@ def test_a_cut_bar_shows_its_number_and_is_noted() -> None:
     drawing = next(drawing for drawing in drawings(records) if drawing.key == "entries")
     [axes] = drawing.draw(WIDE).axes
     assert 5.6 < axes.get_xlim()[1] < 7
-    assert [text.get_text() for text in axes.texts] == ["5.6", "5.6", "5.6", "→ 155"]
+    assert [text.get_text() for text in axes.texts] == ["5.60", "5.60", "5.60", "→ 155"]
     assert drawing.notes == ("Cut off at the axis (→): Joint.",)
 
 
@@ -164,6 +167,26 @@ def test_contrast_is_that_of_wcag() -> None:
 def test_zero_in_a_heat_map_looks_like_the_page() -> None:
     assert plots.heat_colour(0, "#1c1f25") == pytest.approx(to_rgb("#1c1f25"))
     assert plots.heat_colour(100, "#1c1f25") == plots.heat_colour(100, "#ffffff")
+
+
+def test_the_scale_of_a_heat_map_without_numbers_has_the_colours_of_its_cells() -> None:
+    """Cells are transparent, so the scale must stand on the page, not on white, to look alike on a dark one."""
+    for tasks in (10, 20):
+        figure = plots.heat_map(np.full((tasks, tasks), 50.0), NARROW)
+        cells = figure.axes[0].collections[0]
+        assert bool(figure.axes[0].texts) == (tasks == 10) and len(figure.axes) == (1 if tasks == 10 else 2)
+        if tasks == 20:
+            scale = figure.axes[1]
+            assert scale.patch.get_facecolor()[3] == 0
+            assert scale.collections[-1].cmap is cells.cmap
+            assert cells.cmap(0.5)[3] == pytest.approx(0.5)  # no step where there is no number to be read
+
+
+def test_thin_parts_of_bars_have_no_outline() -> None:
+    parts = {"MORE": {f"part {n}": 1.0 for n in range(8)}}
+    [axes] = plots.stacked_bars(parts, "seconds", 1.0, [], WIDE).axes
+    assert all(bar.get_linewidth() == 0 for bar in axes.patches)
+    assert axes.patches[7].get_hatch() == "///" and axes.patches[7].get_edgecolor() == (1, 1, 1, 1)
 
 
 def test_a_repeated_seed_counts_once_in_figures() -> None:

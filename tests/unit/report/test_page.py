@@ -57,6 +57,13 @@ def test_the_time_of_all_runs_is_told_only_if_each_was_alone() -> None:
     assert "backbone vit_mini_patch4_32." in html([alone, shared])
 
 
+def test_joint_training_stands_on_the_card_if_it_is_better() -> None:
+    records = [with_aca(70.0, "icarl"), with_aca(80.0, "more")]
+    cards = re.findall(r'<div class="card">.*?</div>', html([*records, with_aca(85.0, "joint")]), flags=re.DOTALL)
+    assert "MORE" in cards[0] and "best accuracy after the last task (ACA; Joint 85.0" in cards[0]
+    assert "Joint" not in "".join(re.findall(r'<div class="card">.*?</div>', html([*records, with_aca(75.0, "joint")])))
+
+
 def outline(page: str) -> list[str]:
     """Ids of sections, ``table`` and titles of figures, from top to bottom."""
     found = re.findall(r'<section id="(\w+)"|<(table)[ >]|<figcaption>(.*?)</figcaption>', page)
