@@ -14,8 +14,8 @@ from morecl.records import Record
 from morecl.report.figures import Drawing, drawings
 from morecl.report.grid import Column, Grid, Row, arrange, columns_of
 from morecl.report.notes import caveats, notes
-from morecl.report.paper import UPPER_BOUND, method_title
 from morecl.report.paired import all_tables
+from morecl.report.paper import UPPER_BOUND, method_title
 from morecl.report.plots import NARROW, WIDE
 from morecl.report.render import inline_svg
 from morecl.report.tables import TABLE_KINDS, Cell, Table, stages
