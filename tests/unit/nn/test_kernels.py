@@ -200,7 +200,8 @@ with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lamb
 assert without.equal(with_gradient) and not without.requires_grad and len(kept) < 10
 plain = adapted.trunk(tokens, norms, adapters.weights(), plain=True)
 torch.testing.assert_close(without, plain, rtol=1e-4, atol=1e-5)
-assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU they are not used
+with torchs_own():
+    assert adapted.trunk(tokens, norms, adapters.weights()).equal(plain)  # on a CPU they are not used
 """)
 
 
