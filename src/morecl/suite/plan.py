@@ -140,7 +140,7 @@ def plan(
         seeds: replace the file's seeds.
     """
     given = settings or {}
-    own = {key for values in suite.methods.values() for key in values}
+    own = {key for values in (*suite.methods.values(), *(group.settings for group in suite.runs)) for key in values}
     if "seed" in own | suite.settings.keys() | given.keys():
         raise InputError("a suite has no setting `seed`: use seeds = [...] in its file, or --seeds")
     seeds = suite.seeds if seeds is None else seeds
@@ -239,7 +239,8 @@ def _planned(
             request = request.model_copy(update={"settings": kept})
             run = request.resolve()
         run.check()
-    folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
+        folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
+        run.check_folder(folder)
     return PlannedRun(request, folder, f"{run.recipe.name} {folder.parent.name} order {order} seed {seed}")
 
 

@@ -996,6 +996,7 @@ def test_settings_of_one_method(tmp_path: Path) -> None:
     for wrong, message in (
         ("[methods.hat]\nlr = 1.0\n", "method that it does not run"),
         ("[methods.more]\nseed = 1\n", "a suite has no setting `seed`"),
+        ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t']\nsettings = { seed = 1 }\n", "no setting `seed`"),
         ("[methods.more]\nlrr = 1.0\n", "unknown setting 'lrr'"),
     ):
         file.write_text(text.replace("[[runs]]", wrong + "[[runs]]"))
