@@ -218,11 +218,12 @@ def test_mistakes_write_nothing(call: Call, tmp_path: Path, arguments: list[str]
 def test_a_bad_request_is_told_before_an_occupied_folder(
     call: Call, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    code, _, err = call("run", *arguments, "--out", tmp_path)
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "run.json").write_text("{}")
+    code, _, err = call("run", *arguments, "--out", tmp_path / "a run")
     assert code == 2 and message in " ".join(err.split())
-    code, _, err = call("run", "--out", tmp_path)
-    assert code == 2 and "already holds a run" in err
+    code, _, err = call("run", "--out", tmp_path / "a run")
+    assert code == 2 and f"already holds a run: `morecl resume '{tmp_path / 'a run'}'` continues" in err
 
 
 def test_places_that_are_not_for_a_run(call: Call, tmp_path: Path) -> None:
@@ -270,12 +271,12 @@ def test_ctrl_c_says_how_to_continue(
         if task.index == 2:
             raise KeyboardInterrupt
 
-    folder = tmp_path / "run"
+    folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
         patch.setattr(More, "_learn", stopped_in_the_third)
         code, _, err = call("run", *SMALL, "--out", folder)
     assert code == 130
-    assert f"morecl resume {folder}" in err
+    assert f"`morecl resume '{folder}'` continues" in err
     assert names(folder) == ["checkpoint-2", "run.json"]
     code, out, _ = call("resume", folder)
     assert code == 0 and "resuming after task 2 of 5" in out

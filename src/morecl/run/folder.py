@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     if not overwrite and (out / RESULT).is_file():
         raise InputError(f"{out} holds a finished run: --overwrite replaces it, --out names another folder")
     if not overwrite:
-        raise InputError(f"{out} already holds a run: `morecl resume {out}` continues it, --overwrite starts over")
+        command = f"morecl resume {shlex.quote(str(out))}"
+        raise InputError(f"{out} already holds a run: `{command}` continues it, --overwrite starts over")
 
 
 def clear(out: Path) -> None:
