@@ -2,7 +2,7 @@
 
     description = "one line for `morecl list suites`"
     seeds = [0, 1, 2, 3, 4]
-    class_order = "seed"        # class order k for seed k, as in the paper's five runs; or "0".."4", or "random"
+    class_order = "seed"        # class order k for seed k, as in the paper's five runs; or 0 to 4, or "random"
 
     [settings]                  # used by every method that has the setting, as in a benchmark's recipe
     epochs = 5
@@ -30,7 +30,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from morecl.data import ORDERS
 from morecl.errors import InputError, placed, unknown_name
@@ -41,6 +41,7 @@ WITH_SEED = "seed"
 
 _Number = TypeVar("_Number", int, float)
 _Count = Annotated[int, Field(ge=1)]
+_Order = Annotated[str, BeforeValidator(lambda order: str(order) if type(order) is int else order)]
 _COUNT = "a whole number of at least 1"
 _SEEDS = "a list of whole numbers, such as [0, 1, 2]"
 
@@ -80,7 +81,7 @@ class Suite(BaseModel):
     name: str
     description: str = Field(description="one line of text")
     seeds: list[int] = Field([0], min_length=1, description=_SEEDS)
-    class_order: str = Field(WITH_SEED, description='"seed", "0" to "4", or "random"')
+    class_order: _Order = Field(WITH_SEED, description='"seed", a whole number from 0 to 4, or "random"')
     settings: dict[str, Any] = Field({}, description="a table, [settings]")
     methods: dict[str, dict[str, Any]] = Field(
         {}, description="settings of one method, such as [methods.hat]; the methods to run belong under [[runs]]"

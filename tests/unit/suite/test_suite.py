@@ -139,7 +139,8 @@ RUNS = "description = 'a'\n[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t
         (f"methods = ['ncm']\n{RUNS}", r"methods = \['ncm'\]; expected settings of one method"),
         (f"methods = {{ncm = 3}}\n{RUNS}", r"methods = {'ncm': 3}; expected settings of one method"),
         (f"seeds = [0.5]\n{RUNS}", r"seeds = \[0.5\]; expected a list of whole numbers"),
-        (f"class_order = 1\n{RUNS}", 'class_order = 1; expected "seed", "0" to "4", or "random"'),
+        (f"class_order = 1.0\n{RUNS}", 'class_order = 1.0; expected "seed", a whole number from 0 to 4, or "random"'),
+        (f"class_order = true\n{RUNS}", 'class_order = True; expected "seed", a whole number from 0 to 4, or "random"'),
         (RUNS.replace("'x'", "'../x'"), "number 1: variant = '../x'; expected small"),
         ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['a']", "description is missing; expected one line of text"),
     ],
@@ -150,6 +151,16 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, text: str, message: 
     with pytest.raises(InputError, match=message) as caught:
         load_suite(str(file))
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["3", "'3'"])
+def test_a_number_as_class_order_is_the_same_as_its_text(tmp_path: Path, order: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"class_order = {order}\nseeds = [0, 1]\n{RUNS}")
+    assert [run.request.class_order for run in plan(load_suite(str(file)), OUT)] == ["3", "3"]
+    file.write_text(f"class_order = 7\n{RUNS}")
+    with pytest.raises(InputError, match="no class order '7'"):
+        plan(load_suite(str(file)), OUT)
 
 
 def test_unknown_suites_name_the_nearest() -> None:
