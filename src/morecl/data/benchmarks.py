@@ -124,7 +124,7 @@ def load_recipe(name: str) -> Recipe:
     if not file.is_file():
         raise InputError(f"there is no recipe file {file}; packaged benchmarks: {', '.join(recipe_names())}.")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
     recipe = replace(_parse(file.stem, text, str(file)), source=str(file))

@@ -116,7 +116,7 @@ def load_suite(name: str) -> Suite:
     if not file.is_file():
         raise InputError(f"there is no suite file {file}; packaged suites: {', '.join(suite_names())}.")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
     suite = _parse(file.stem, text, str(file))

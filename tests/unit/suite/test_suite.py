@@ -184,6 +184,12 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert folders([photos, own]) == ["folder_photos/ncm/order-0-seed-0", "own/ncm/order-0-seed-0"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RUNS, encoding="utf-8-sig")
+    assert load_suite(str(file)).description == "a"
+
+
 def test_tasks_of_unequal_size_reach_the_command_line() -> None:
     (run,) = plan(suite_of(one(variant="unequal", tasks=[1, 7, 2])), OUT)
     command = child.command(run)
