@@ -36,6 +36,7 @@ from morecl.data import ORDERS
 from morecl.errors import InputError, placed, unknown_name
 from morecl.methods import method_class
 from morecl.run import RunRequest, default_folder
+from morecl.run.request import resolve_backbone
 
 WITH_SEED = "seed"
 
@@ -106,7 +107,8 @@ def suite_names() -> list[str]:
 def load_suite(name: str) -> Suite:
     """A packaged suite, or a user's ``.toml`` file.
 
-    In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) is relative to that file.
+    In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) and the file of a backbone are relative to
+    that file.
     """
     if name in suite_names():
         return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"suite {name}")
@@ -121,8 +123,11 @@ def load_suite(name: str) -> Suite:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
     suite = _parse(file.stem, text, str(file))
     here = file.resolve().parent
-    groups = [g.model_copy(update={"benchmarks": [_beside(here, b) for b in g.benchmarks]}) for g in suite.runs]
-    return suite.model_copy(update={"runs": groups})
+    with placed(str(file)):
+        settings = resolve_backbone(suite.settings, here)
+        methods = {method: resolve_backbone(values, here) for method, values in suite.methods.items()}
+        groups = [_group_beside(here, group) for group in suite.runs]
+    return suite.model_copy(update={"settings": settings, "methods": methods, "runs": groups})
 
 
 def plan(
@@ -254,6 +259,12 @@ def _check_variant(suite: Suite, group: Group) -> None:
 
 def _packaged() -> Any:
     return files("morecl.suite") / "suites"
+
+
+def _group_beside(folder: Path, group: Group) -> Group:
+    """``group``, whose relative paths are relative to ``folder``."""
+    benchmarks = [_beside(folder, benchmark) for benchmark in group.benchmarks]
+    return group.model_copy(update={"benchmarks": benchmarks, "settings": resolve_backbone(group.settings, folder)})
 
 
 def _beside(folder: Path, benchmark: str) -> str:

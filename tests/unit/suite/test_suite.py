@@ -184,6 +184,43 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert folders([photos, own]) == ["folder_photos/ncm/order-0-seed-0", "own/ncm/order-0-seed-0"]
 
 
+def test_the_file_of_a_backbone_is_relative_to_the_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "suites", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir()
+        shutil.copy(BACKBONE, place / "net.safetensors")
+    (folder / "mine.toml").write_text("""
+description = "a"
+[settings]
+backbone = "net.safetensors"
+[methods.slda]
+backbone = "deit_tiny_patch16_224@net.safetensors"
+[[runs]]
+methods = ["ncm", "slda"]
+benchmarks = ["digits-5t"]
+[[runs]]
+methods = ["ncm"]
+benchmarks = ["digits-5t"]
+variant = "other"
+settings = { backbone = "../suites/other.pt" }
+[[runs]]
+methods = ["ncm"]
+benchmarks = ["digits-5t"]
+variant = "named"
+settings = { backbone = "deit_tiny_patch16_224" }
+""")
+    monkeypatch.chdir(elsewhere)
+    suite = load_suite("../suites/mine.toml")
+    assert [run.request.settings["backbone"] for run in plan(suite, OUT)] == [
+        f"{folder}/net.safetensors",
+        f"deit_tiny_patch16_224@{folder}/net.safetensors",
+        f"{folder}/../suites/other.pt",
+        "deit_tiny_patch16_224",
+    ]
+    given = plan(suite, OUT, settings={"backbone": "net.safetensors"})[0].request.resolve()
+    assert given.config.backbone == str(elsewhere / "net.safetensors")  # of the command line
+
+
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(RUNS, encoding="utf-8-sig")
