@@ -50,6 +50,8 @@ def checkpoints(out: Path) -> list[Path]:
 
 def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise :class:`InputError` if ``out`` holds other files, or a run that may not be overwritten."""
+    if dangling := next((path for path in (out, *out.parents) if path.is_symlink() and not path.exists()), None):
+        raise InputError(f"{dangling} is a link that leads nowhere; remove it, or choose another folder")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; a run needs a folder")
     if not out.exists() or all(belongs_to_claim(path) or _LEFTOVER.fullmatch(path.name) for path in out.iterdir()):
