@@ -340,6 +340,26 @@ def test_a_run_on_a_folder_says_what_it_does_not_use(call: Call, tmp_path: Path)
     assert err.count("could not be read") == 1 and "unreadable" not in out
 
 
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        (9, "images are resized to 9 px, the recipe's folder_size, then to 32 px for backbone vit_mini_patch4_32 "),
+        (32, "images are resized to 32 px, the recipe's folder_size "),
+    ],
+)
+def test_a_run_on_a_folder_says_which_size_the_recipe_wants(
+    call: Call, tmp_path: Path, side: int, expected: str
+) -> None:
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for k in range(5):
+            Image.new("RGB", (40, 40), (k, 0, 0)).save(tmp_path / "photos" / label / f"{k}.png")
+    (tmp_path / "own.toml").write_text(f'dataset = "folder:photos"\ntasks = 1\nfolder_size = {side}\n')
+    code, out, err = call("run", tmp_path / "own.toml", "--method", "ncm", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert expected in " ".join(out.split()) and "--backbone" not in out
+
+
 def test_version(call: Call) -> None:
     assert call("--version") == (0, f"morecl {morecl.__version__}\n", "")
 

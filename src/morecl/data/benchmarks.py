@@ -185,6 +185,7 @@ def build_stream(
         progress=progress,
         folder_size=next(size for size in (folder_size, recipe.folder_size, FOLDER_SIZE) if size is not None),
     )
+    dataset = replace(dataset, chosen_side=recipe.folder_size is not None)
     order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
     if recipe.classes is not None:
         dataset, order = _only(dataset, order, recipe.classes)
