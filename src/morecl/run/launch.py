@@ -141,7 +141,7 @@ def _together(out: Path) -> Iterator[Group | None]:
     except RanksError as error:
         if not (out / RUN).is_file():
             raise
-        again = ranks.command(f"resume {out}")
+        again = ranks.command(f"resume {shlex.quote(str(out))}")
         raise RanksError(f"{error}. `{again}` continues after the last finished task") from error
 
 

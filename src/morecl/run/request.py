@@ -67,7 +67,7 @@ class RunRequest(BaseModel):
             request=self,
             benchmark=benchmark,
             recipe=load_recipe(benchmark),
-            given=_resolve_backbone(self.settings, base),
+            given=resolve_backbone(self.settings, base),
             data_root=None if self.data_root is None else base / Path(self.data_root).expanduser(),
         )
 
@@ -92,7 +92,7 @@ class ResolvedRun:
         if of_recipe is None:
             of_recipe = self._recipe_settings
         if self.recipe.source:
-            of_recipe = _resolve_backbone(of_recipe, Path(self.recipe.source).parent)
+            of_recipe = resolve_backbone(of_recipe, Path(self.recipe.source).parent)
         return effective_settings(self.request.method, self.given, of_recipe, self.request.seed)
 
     @cached_property
@@ -208,7 +208,7 @@ def read_request(out: Path) -> RunRequest:
         raise InputError(f"{out / RUN} cannot be read: {error}") from error
 
 
-def _resolve_backbone(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def resolve_backbone(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """``settings`` with the file of a backbone, if it is one, as found from ``base``."""
     if not isinstance(settings.get("backbone"), str):
         return dict(settings)

@@ -15,10 +15,10 @@ from PIL import Image
 import morecl
 import tiny
 from morecl.data import build_stream, load_recipe
-from morecl.errors import InputError
+from morecl.errors import InputError, RanksError
 from morecl.files import SEAL, sealed, write_json
 from morecl.locking import LOCK, claimed
-from morecl.run import RunRequest, Watcher, measurements, resume, start
+from morecl.run import RunRequest, Watcher, launch, measurements, resume, start
 from morecl.suite.plan import Suite, plan
 from morecl.tune import tune
 
@@ -137,6 +137,15 @@ def test_the_file_of_a_recipes_backbone_is_beside_the_recipe(tmp_path: Path, mon
     with pytest.raises(InputError, match=r"backbone file .*/recipes/net\.safetensors does not exist$"):
         start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_ranks_that_lose_each_other_say_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "run.json").touch()
+    message = f"lost the others. `morecl resume '{folder}'` continues after the last finished task"
+    with pytest.raises(RanksError, match=message), launch._together(folder):
+        raise RanksError("lost the others")
 
 
 def test_what_a_method_cannot_learn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
