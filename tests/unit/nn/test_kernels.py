@@ -187,6 +187,7 @@ check_half(SHAPES[0], torch.float16, "cpu", kinds=[True])
 @needs_triton
 def test_without_gradients_nothing_is_saved_and_the_features_are_the_same(interpreted: Callable[[str], None]) -> None:
     interpreted("""
+from morecl.nn.linear import torchs_own
 adapted = AdaptedViT(small(), kernels=True)
 adapters, norms = adapted.new_adapters(16), adapted.new_norms()
 adapters.initialise(generator(0, "adapters"))
