@@ -614,6 +614,16 @@ def test_names_of_strangers_do_not_reach_the_terminal_as_they_are(copy: Path, tm
     assert "a\N{REPLACEMENT CHARACTER}[31mred" in done.out
 
 
+def test_the_page_of_an_evaluation_takes_any_name(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 5], 0, 2)
+    (photos / "5").rename(photos / os.fsdecode(b"caf\xe9"))
+    (photos / "0" / os.fsdecode(b"kap\xfct.jpg")).write_bytes(b"bad")
+    done = call("evaluate", copy, photos, "--out", tmp_path / "page.html")
+    assert done.code == 1 and r"kap\xfct.jpg: not an image" in done.words, done.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert r"kap\xfct.jpg: not an image" in page and r"caf\xe9" in page
+
+
 def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [2], 0, 20)
     assert call("learn", copy, photos).code == 0

@@ -114,6 +114,16 @@ def test_names_are_text_and_nothing_is_loaded() -> None:
     assert "url(http" not in page and "@import" not in page
 
 
+def test_names_that_are_no_valid_text_are_shown_as_in_the_terminal() -> None:
+    found = evaluation(first="caf\udce9")  # how Python holds a folder's name that is not UTF-8
+    found = replace(found, unreadable=("kap\udcfct.jpg: bad\x1b",))
+    page = html(found, "m\udcff", "d\udcfe")
+    page.encode()
+    assert r"m\xff on d\xfe" in texts(page) and r"kap\xfct.jpg: bad" in page and "\x1b" not in page
+    rows = re.sub(r"<svg\b.*?</svg>", "", page, flags=re.DOTALL)
+    assert rows.count(r"caf\xe9") >= 2 and page.count(r"caf\xe9") > rows.count(r"caf\xe9"), "tables and figures"
+
+
 @pytest.mark.parametrize("held_back", [0, 5])
 def test_too_few_held_back_images_are_said(held_back: int) -> None:
     page = texts(html(evaluation(held_back=held_back), "m", "d"))
