@@ -797,6 +797,31 @@ def test_a_new_class_without_images_is_refused_before_the_first_lesson(copy: Pat
     assert tree(copy) == before
 
 
+@pytest.mark.parametrize("others", [[], [1], [2]])  # beside the class: none, one it knows, a new one
+def test_a_renamed_class_is_not_taught_anew_under_its_old_name(others: list[int], copy: Path, tmp_path: Path) -> None:
+    assert call("rename", copy, "0", "nought").code == 0
+    photos = write_digits(tmp_path / "photos", [0], 0, 63)  # three more than it was taught
+    write_digits(photos, others, 60, 70)
+    before = tree(copy)
+    for options in ([], ["--more"]):
+        done = call("learn", copy, photos, *options)
+        assert done.code == 2 and "'0' would be a new class, but more of its images" in done.words, done.words
+        assert "taught as 'nought' (60) than are new (3)" in done.words and "rename its folder, too" in done.words
+    assert tree(copy) == before
+    (photos / "0").rename(photos / "nought")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 0 and re.search(r"nought 3 \d+ ", done.words), done.words
+
+
+def test_a_class_with_more_new_images_than_old_ones_is_a_class(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 12)
+    known = sorted(write_digits(tmp_path / "known", [0], 0, 12).rglob("*.png"))
+    for file in known[:12]:
+        shutil.copy(file, photos / "2" / f"known-{file.name}")
+    done = call("learn", copy, photos)
+    assert done.code == 0 and "2 10 2" in done.words and "12 images stay what the model was taught" in done.words
+
+
 def test_a_picture_in_a_class_that_is_left_alone_is_not_learned_as_a_new_one(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [1], 60, 63)
     write_digits(tmp_path / "photos", [2], 0, 10)

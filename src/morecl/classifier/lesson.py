@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from morecl.classifier.core import Classifier
 
 PROBE = 4  # batches on which the speed is measured
+RENAMED = (
+    "If a class was renamed, rename its folder, too; if only the folder was renamed, `morecl rename` renames the class"
+)
 
 Action = Literal["learn", "add"]
 
@@ -196,7 +200,8 @@ def course(
     here and are in neither lesson, also if the known classes are left alone. What was read for that is not read again.
 
     Raises:
-        InputError: a new class cannot be learned, because of its name or because no image of it is left.
+        InputError: a new class cannot be learned, because of its name, because no image of it is left, or because it
+            seems to be one that was renamed.
     """
     known = set(classifier.classes)
     old = [i for i, name in enumerate(names) if name in known]
@@ -212,6 +217,7 @@ def course(
     looked = _Looked.at(classifier, images, names, reading)
     if empty := [name for name in looked.empty() if name not in known]:
         raise looked.nothing_new(empty, "learn", given)
+    looked.refuse_renamed(known)
     disputed = set(looked.found.positions[looked.sorting.disputed].tolist())
     notes = looked.sorting.of(given, looked.readable).notes_of_contradictory(looked.readable, looked.name)
     learn = looked.part("learn", [i for i in new if i not in disputed])
@@ -277,12 +283,28 @@ class _Looked:
         reasons += [f"could not be read {unreadable}"] if lost else []
         return ". ".join([f"every image {', or '.join(reasons)}", *notes])
 
+    def refuse_renamed(self, known: Collection[str]) -> None:
+        """Raise :class:`InputError` if of a new class more images were taught under another one than are new.
+
+        It is most likely that class: it would be learned a second time, from what little is new.
+        """
+        readable = self.readable
+        fresh = Counter(readable[i] for i in self.sorting.fresh.tolist())
+        taught = Counter((readable[i], before) for i, before in self.sorting.mistaught)
+        for (name, before), count in taught.most_common():
+            if name not in known and count > fresh[name]:
+                notes = self.sorting.of([name], readable).notes_of_mistaught(readable, self.name)
+                raise InputError(
+                    f"{name!r} would be a new class, but more of its images were taught as {before!r} ({count:,}) than "
+                    f"are new ({fresh[name]:,}). {'. '.join([RENAMED, *notes])}"
+                )
+
     def nothing_new(self, classes: Sequence[str], action: Action, given: Collection[str]) -> NothingNewError:
         """The error that says so of ``classes``, of all those ``given`` to a lesson."""
         own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
         notes = own.notes(self.readable, self.name)
         if action == "learn" and own.mistaught:
-            notes.append("If the folder of a class was renamed, `morecl rename` renames the class")
+            notes.append(RENAMED)
         is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
         return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
 
@@ -298,6 +320,8 @@ def _material(
     empty = looked.empty()
     if empty and (action == "learn" or not taken):  # of classes it knows, some may have nothing new
         raise looked.nothing_new(empty, action, given)
+    if action == "learn":
+        looked.refuse_renamed(classifier.classes)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
