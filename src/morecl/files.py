@@ -20,6 +20,11 @@ from morecl.errors import InputError, NewerFormatError
 SEAL = "sha256"
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """``path`` with the home folder in place of ``~``; that of a user who is not there stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def check_target(target: Path, example: str, option: str = "--out") -> None:
     """Raise :class:`InputError` if no file can be written to ``target``. Call it before a long computation."""
     if target.is_dir():

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError, shortened
+from morecl.files import expanded
 from morecl.labels import composed
 from morecl.methods import Learner
 from morecl.pictures import AnyImages, some
@@ -86,7 +86,7 @@ def labelled(
                 "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
                 "images and labels, the path of a folder with one sub-folder per class"
             )
-        return labelled_files(Path(images).expanduser(), split)
+        return labelled_files(expanded(images), split)
     if isinstance(images, str | PathLike):
         raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
     if isinstance(labels, str):

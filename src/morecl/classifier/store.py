@@ -28,7 +28,7 @@ from morecl.classifier import version_files
 from morecl.classifier.arguments import check_count
 from morecl.classifier.version_files import FORMAT, read_sealed
 from morecl.errors import InputError, NewerFormatError
-from morecl.files import atomic_folder, sealed, write_json
+from morecl.files import atomic_folder, expanded, sealed, write_json
 from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
@@ -76,7 +76,7 @@ class ModelFolder:
     """See the module's text."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = expanded(path)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 import morecl
 import tiny
 from morecl import checkpoint
+from morecl import export as exporting
 from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder, changes, version_files
 from morecl.classifier.store import MODEL, VERSIONS
@@ -52,6 +53,24 @@ def test_a_model_comes_back_as_it_was(first: Classifier, model: ModelFolder) -> 
     assert np.array_equal(again.held.images, first.held.images) and np.array_equal(again.seen.prints, first.seen.prints)
     again.learn(list(tiny.pictures(5, 10)), ["k5"] * 10)
     assert first.classes == ["k0", "k1"]
+
+
+def test_a_tilde_is_the_home_folder(first: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first.save("~/model")
+    assert Classifier.open(Path("~/model")).classes == first.classes
+    first.learner.save("~/learner")
+    assert morecl.load("~/learner").classes == first.learner.classes
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["learner", "model"]
+    for missing in (lambda: morecl.read_record("~/r.json"), lambda: ModelFolder("~/none").versions()):
+        with pytest.raises(InputError, match=re.escape(str(tmp_path))):
+            missing()
+    for export in (first.export, lambda path: exporting.export(first.learner, path)):
+        with pytest.raises(InputError, match=re.escape(f"{tmp_path} is a folder")):
+            export("~")
+    with pytest.raises(InputError, match="there is no model in ~no-such-user/m"):
+        Classifier.open("~no-such-user/m")
 
 
 def test_names_of_an_earlier_morecl_are_spelled_anew_unless_two_would_be_one(tmp_path: Path) -> None:
