@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from morecl.classifier import capacity, duplicates, holding
+from morecl.classifier.arguments import check_positive
 from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, two_classes
 from morecl.classifier.plan import Plan, plan, within
@@ -113,8 +114,8 @@ def teach(
 ) -> Lesson:
     """:meth:`Classifier.learn` and :meth:`Classifier.add`."""
     started = time.monotonic()
-    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
-        raise InputError(f"minutes must be a number above 0, not {minutes!r}")
+    if minutes is not None:
+        check_positive("minutes", minutes)
     material = _material(classifier, action, *labelled(images, labels), hold_back, reading)
     train, names = some(material.images, ~material.held), material.names_of(~material.held)
     new = list(dict.fromkeys(material.names))
@@ -127,7 +128,7 @@ def teach(
     notes: list[str] = []
     with classifier._all_or_nothing():
         if minutes is not None:
-            left = minutes - (time.monotonic() - started) / 60
+            left = float(minutes) - (time.monotonic() - started) / 60
             planned, notes = _fitted_into(classifier.learner, planned, left, train, names)
         _configure(classifier.learner, planned)
         if action == "learn":
