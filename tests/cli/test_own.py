@@ -887,6 +887,10 @@ def test_too_few_images_for_the_promise_say_what_is_possible(tmp_path: Path) -> 
     done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), *TINY)
     assert "with 8 held-back images at least 11.1 %" in done.words
     assert "Possible: `morecl predict --accept 0.88`" in done.words
+    measured = call("evaluate", tmp_path / "model", tmp_path / "photos")
+    assert "Possible: `morecl evaluate --accept 0.88`" in measured.words
+    exported = call("export", tmp_path / "model", tmp_path / "model.onnx")
+    assert "Possible: `morecl export --accept 0.88`" in exported.words
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json", "--accept", 0.88)
     assert all(answer["threshold"] is not None for answer in answers(asked))
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json")
