@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -128,6 +129,14 @@ def refuse_newer(file: Path, found: object, known: str) -> None:
             f"{file} has the format {found!s:.60}, which this morecl ({__version__}) does not read; "
             "a newer morecl is needed"
         )
+
+
+def is_trace(name: str, target: str) -> bool:
+    """Whether ``name`` is one that :func:`atomic_path` or :func:`atomic_folder` gives, for a moment, beside ``target``.
+
+    ``target`` is a regular expression of names.
+    """
+    return re.fullmatch(rf"\.({target})\.([0-9a-f]+\.tmp|old)", name) is not None
 
 
 def _temporary_name(target: Path) -> Path:

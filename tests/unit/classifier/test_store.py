@@ -348,6 +348,7 @@ def test_a_backbone_is_kept_once(first: Classifier, model: ModelFolder, monkeypa
 
 def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFolder) -> None:
     (model.path / VERSIONS / ".2.abc.tmp").mkdir()
+    (model.path / VERSIONS / ".3.old").mkdir()
     (model.path / VERSIONS / "2").mkdir()
     (model.path / VERSIONS / "2" / "state.safetensors").write_bytes(b"half")
     (model.path / f".{MODEL}.xyz.tmp").write_text("half")
@@ -355,6 +356,15 @@ def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFo
     assert model.commit(first, "learn") == 2
     assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
     assert sorted(p.name for p in model.path.iterdir()) == [".lock", MODEL, VERSIONS]
+
+
+def test_what_a_user_puts_beside_the_versions_stays(first: Classifier, model: ModelFolder) -> None:
+    mine = {"1-backup", "1.old", ".1-backup.abc.tmp", "01", "notes.txt"}
+    for name in mine:
+        (model.path / VERSIONS / name).write_text("mine")
+    model.commit(first, "again", purge=True)
+    assert {p.name for p in (model.path / VERSIONS).iterdir()} == mine | {"2"}
+    assert Classifier.open(model.path).classes == first.classes
 
 
 def test_versions_are_not_removed_when_their_list_is_lost(first: Classifier, model: ModelFolder) -> None:
