@@ -23,7 +23,7 @@ import morecl
 from morecl.catalogue import SHIPPED
 from morecl.digest import file_sha256
 from morecl.errors import DamagedError, InputError, first_problem
-from morecl.files import atomic_folder, expanded, refuse_newer, sealed, write_json
+from morecl.files import atomic_folder, check_utf8, expanded, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
@@ -127,6 +127,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     """
     path = expanded(folder)
     description = _read_description(path)
+    check_utf8(path)
     cls = method_class(description.method)
     state = _open_state(path, description, cls.keeps_all)
     config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))

@@ -26,6 +26,16 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def check_utf8(folder: Path) -> None:
+    """Raise :class:`InputError` if the path of ``folder`` is not UTF-8: safetensors opens no file there."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the path {folder} is not UTF-8, and no model can be read from such a folder: rename the folder"
+        ) from error
+
+
 def check_target(target: Path, example: str, option: str = "--out") -> None:
     """Raise :class:`InputError` if no file can be written to ``target``. Call it before a long computation."""
     if target.is_dir():

@@ -624,6 +624,21 @@ def test_the_page_of_an_evaluation_takes_any_name(copy: Path, tmp_path: Path) ->
     assert r"kap\xfct.jpg: not an image" in page and r"caf\xe9" in page
 
 
+def test_a_model_is_not_taught_in_a_folder_that_is_not_utf8(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Classifier, "learn", lambda *_, **__: pytest.fail("it has been taught"))
+    photos = write_digits(tmp_path / "photos", [2], 0, 5)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    done = call("learn", folder, photos, *TINY)
+    assert done.code == 2 and r"caf\xe9 is not UTF-8" in done.words and not folder.exists()
+    copy.rename(folder)
+    for command in (["learn", folder, photos], ["predict", folder, photos], ["rename", folder, "0", "nought"]):
+        done = call(*command)
+        assert done.code == 2 and r"caf\xe9" in done.words and "damaged" not in done.words
+        assert done.words.endswith("rename the folder"), done.words
+
+
 def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [2], 0, 20)
     assert call("learn", copy, photos).code == 0

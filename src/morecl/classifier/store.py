@@ -30,7 +30,7 @@ from morecl.classifier import version_files
 from morecl.classifier.arguments import check_count
 from morecl.classifier.version_files import FORMAT, read_sealed
 from morecl.errors import InputError, NewerFormatError
-from morecl.files import atomic_folder, expanded, is_trace, sealed, write_json
+from morecl.files import atomic_folder, check_utf8, expanded, is_trace, sealed, write_json
 from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
@@ -174,6 +174,7 @@ class ModelFolder:
             InputError: it cannot be changed.
         """
         self.exists()  # refuses a folder that holds something else
+        check_utf8(self.path)
         if self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK):
             raise InputError(f"{self.path} may not be written to, so the model in it cannot be changed")
         with claimed(self.path):

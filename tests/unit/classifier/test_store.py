@@ -73,6 +73,24 @@ def test_a_tilde_is_the_home_folder(first: Classifier, tmp_path: Path, monkeypat
         Classifier.open("~no-such-user/m")
 
 
+def test_a_folder_that_is_not_utf8_is_to_be_renamed(
+    first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = model.path.rename(model.path.with_name(os.fsdecode(b"caf\xe9")))
+    for call in (
+        lambda: Classifier.open(moved),
+        lambda: Classifier.open(moved, version=1),
+        lambda: morecl.load(moved / VERSIONS / "1"),
+        lambda: first.save(moved),
+        lambda: first.save(moved / "new"),
+    ):
+        with pytest.raises(InputError, match=r"is not UTF-8, and no model .*: rename the folder$"):
+            call()
+    assert not (moved / "new").exists() and [version.number for version in ModelFolder(moved).versions()] == [1]
+    monkeypatch.chdir(moved)
+    assert Classifier.open(".").classes == first.classes  # the path that is opened is UTF-8
+
+
 def test_names_of_an_earlier_morecl_are_spelled_anew_unless_two_would_be_one(tmp_path: Path) -> None:
     made = classifier(0, 1, 2)
     made.learner.classes[:] = ["cafe\u0301", "re\u0301nard", "r\u00e9nard"]
