@@ -11,6 +11,7 @@ Look through sorted/unknown/ from time to time, put the images of a new class in
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def move(path: Path, folder: Path) -> Path:
     while target.exists():
         number += 1
         target = folder / f"{path.stem}-{number}{path.suffix}"
-    return path.rename(target)
+    return Path(shutil.move(path, target))  # also to another file system
 
 
 def sort(classifier: morecl.Classifier, paths: list[Path], target: Path) -> None:

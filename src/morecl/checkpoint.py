@@ -23,7 +23,7 @@ import morecl
 from morecl.catalogue import SHIPPED
 from morecl.digest import file_sha256
 from morecl.errors import DamagedError, InputError, first_problem
-from morecl.files import atomic_folder, refuse_newer, sealed, write_json
+from morecl.files import atomic_folder, check_utf8, expanded, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
 from morecl.nn.backbone import Backbone, load_backbone
@@ -75,7 +75,7 @@ def save(learner: Learner, folder: str | os.PathLike[str], *, include_backbone: 
     Raises:
         InputError: no learner can be saved there.
     """
-    target = Path(folder)
+    target = expanded(folder)
     if target.is_file():
         raise InputError(f"{target} is a file; a learner is saved as a folder")
     if target.exists() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
@@ -125,8 +125,9 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     Raises:
         InputError: the folder is not a saved learner, is damaged, or its content does not fit together.
     """
-    path = Path(folder)
+    path = expanded(folder)
     description = _read_description(path)
+    check_utf8(path)
     cls = method_class(description.method)
     state = _open_state(path, description, cls.keeps_all)
     config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))

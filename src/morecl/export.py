@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import morecl
 from morecl.errors import InputError
-from morecl.files import atomic_path
+from morecl.files import atomic_path, expanded
 from morecl.images import ImageArray
 from morecl.kernel_ridge import KernelRidge, gaussian_kernel
 from morecl.labels import encode
@@ -76,7 +76,7 @@ def export(
         InputError: the learner cannot be exported, a number or the path is not usable, or packages are missing.
         RuntimeError: the file does not answer as the learner does. It is not kept.
     """
-    target = Path(path)
+    target = expanded(path)
     _check(learner, target, threshold, temperature)
     onnxruntime = _import_packages()
     plain = _on_cpu(cast(More, learner))

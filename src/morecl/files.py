@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -18,6 +19,21 @@ from morecl import __version__
 from morecl.errors import InputError, NewerFormatError
 
 SEAL = "sha256"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """``path`` with the home folder in place of ``~``; that of a user who is not there stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
+def check_utf8(folder: Path) -> None:
+    """Raise :class:`InputError` if the path of ``folder`` is not UTF-8: safetensors opens no file there."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the path {folder} is not UTF-8, and no model can be read from such a folder: rename the folder"
+        ) from error
 
 
 def check_target(target: Path, example: str, option: str = "--out") -> None:
@@ -123,6 +139,14 @@ def refuse_newer(file: Path, found: object, known: str) -> None:
             f"{file} has the format {found!s:.60}, which this morecl ({__version__}) does not read; "
             "a newer morecl is needed"
         )
+
+
+def is_trace(name: str, target: str) -> bool:
+    """Whether ``name`` is one that :func:`atomic_path` or :func:`atomic_folder` gives, for a moment, beside ``target``.
+
+    ``target`` is a regular expression of names.
+    """
+    return re.fullmatch(rf"\.({target})\.([0-9a-f]+\.tmp|old)", name) is not None
 
 
 def _temporary_name(target: Path) -> Path:

@@ -47,7 +47,8 @@ def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, in a few words and without its path, from what opening it raised."""
     cause = error.__cause__ if isinstance(error, ListedError) else error  # Pillow's own causes say less
     if isinstance(cause, Image.DecompressionBombError):
-        return "too many pixels"
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # above it Pillow refuses, above half of it it only warns
+        return f"more than {limit // 10**6} million pixels"
     if isinstance(cause, UnidentifiedImageError):
         return "not an image, or of an unknown kind"
     if isinstance(cause, FileNotFoundError):

@@ -1,7 +1,8 @@
-"""Class labels: how names are spelled, which labels can be saved, and how they are written as JSON."""
+"""Class labels: how names are spelled and shown, which labels can be saved, and how they are written as JSON."""
 
 from __future__ import annotations
 
+import codecs
 import math
 import unicodedata
 from collections.abc import Hashable
@@ -85,3 +86,30 @@ def is_shown(sign: str) -> bool:
     macOS has a narrow space in the names of screenshots.
     """
     return sign.isprintable() or sign in SPACES or sign in JOINERS
+
+
+ESCAPED = "morecl.escaped"  # error handler of streams: signs that cannot be written as backslash escapes
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    shown = ""
+    for sign in error.object[error.start : error.end]:
+        if "\udc80" <= sign <= "\udcff":  # how Python holds a byte of a path that is not UTF-8
+            shown += rf"\x{ord(sign) - 0xDC00:02x}"
+        else:
+            shown += sign.encode("ascii", "backslashreplace").decode()
+    return shown, error.end
+
+
+codecs.register_error(ESCAPED, _escaped)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` without what a terminal would obey or UTF-8 cannot hold: names of files may hold anything.
+
+    ``keep``: signs that stay.
+    """
+    valid = text.encode("utf-8", ESCAPED).decode()  # a name may be no valid text
+    return "".join(sign if is_shown(sign) or sign in keep else "\N{REPLACEMENT CHARACTER}" for sign in valid)

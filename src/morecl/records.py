@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from morecl.errors import InputError, first_problem
-from morecl.files import compact_json, refuse_newer, write_text
+from morecl.files import compact_json, expanded, refuse_newer, write_text
 
 SCHEMA: Literal["morecl.result/1"] = "morecl.result/1"
 ROUNDING = 1e-6  # a mean of values of 100 may exceed 100 by a rounding error
@@ -178,7 +178,7 @@ def read_record(path: str | Path) -> Record:
     Raises:
         InputError: the file cannot be read, or is no valid record; the message says why.
     """
-    path = Path(path)
+    path = expanded(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from morecl.errors import InputError, shortened
+from morecl.files import expanded
 from morecl.images import as_images
 from morecl.labels import Forgotten, encode, same_types
 from morecl.pictures import AnyImages
@@ -127,4 +128,4 @@ def _folder(path: Any) -> tuple[list[Path], list[str]]:
 
     if not isinstance(path, str | Path):
         raise TypeError("labels are missing; only a folder with one sub-folder of images per class needs none")
-    return labelled_files(Path(path).expanduser())
+    return labelled_files(expanded(path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import runpy
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,18 @@ def test_the_watcher_sorts_what_it_finds(run: Run, tmp_path: Path) -> None:
     assert [p.name for p in inbox.iterdir()] == ["note.txt"]
     assert (tmp_path / "sorted" / "c" / "two.png").read_text() == "was here before"
     assert "there is no model" in run("watch_folder.py", tmp_path / "none", inbox, tmp_path).stderr
+
+
+def test_the_watcher_moves_images_to_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    move = runpy.run_path(str(ROOT / "examples" / "watch_folder.py"))["move"]
+    (tmp_path / "x.png").write_bytes(b"image")
+    moved = move(tmp_path / "x.png", tmp_path / "sorted")
+    assert moved == tmp_path / "sorted" / "x.png" and moved.read_bytes() == b"image"
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_the_digits_example_runs(run: Run) -> None:

@@ -614,6 +614,31 @@ def test_names_of_strangers_do_not_reach_the_terminal_as_they_are(copy: Path, tm
     assert "a\N{REPLACEMENT CHARACTER}[31mred" in done.out
 
 
+def test_the_page_of_an_evaluation_takes_any_name(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 5], 0, 2)
+    (photos / "5").rename(photos / os.fsdecode(b"caf\xe9"))
+    (photos / "0" / os.fsdecode(b"kap\xfct.jpg")).write_bytes(b"bad")
+    done = call("evaluate", copy, photos, "--out", tmp_path / "page.html")
+    assert done.code == 1 and r"kap\xfct.jpg: not an image" in done.words, done.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert r"kap\xfct.jpg: not an image" in page and r"caf\xe9" in page
+
+
+def test_a_model_is_not_taught_in_a_folder_that_is_not_utf8(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Classifier, "learn", lambda *_, **__: pytest.fail("it has been taught"))
+    photos = write_digits(tmp_path / "photos", [2], 0, 5)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    done = call("learn", folder, photos, *TINY)
+    assert done.code == 2 and r"caf\xe9 is not UTF-8" in done.words and not folder.exists()
+    copy.rename(folder)
+    for command in (["learn", folder, photos], ["predict", folder, photos], ["rename", folder, "0", "nought"]):
+        done = call(*command)
+        assert done.code == 2 and r"caf\xe9" in done.words and "damaged" not in done.words
+        assert done.words.endswith("rename the folder"), done.words
+
+
 def test_forget_removes_the_class_and_older_versions(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [2], 0, 20)
     assert call("learn", copy, photos).code == 0
@@ -787,6 +812,31 @@ def test_a_new_class_without_images_is_refused_before_the_first_lesson(copy: Pat
     assert tree(copy) == before
 
 
+@pytest.mark.parametrize("others", [[], [1], [2]])  # beside the class: none, one it knows, a new one
+def test_a_renamed_class_is_not_taught_anew_under_its_old_name(others: list[int], copy: Path, tmp_path: Path) -> None:
+    assert call("rename", copy, "0", "nought").code == 0
+    photos = write_digits(tmp_path / "photos", [0], 0, 63)  # three more than it was taught
+    write_digits(photos, others, 60, 70)
+    before = tree(copy)
+    for options in ([], ["--more"]):
+        done = call("learn", copy, photos, *options)
+        assert done.code == 2 and "'0' would be a new class, but more of its images" in done.words, done.words
+        assert "taught as 'nought' (60) than are new (3)" in done.words and "rename its folder, too" in done.words
+    assert tree(copy) == before
+    (photos / "0").rename(photos / "nought")
+    done = call("learn", copy, photos, "--more")
+    assert done.code == 0 and re.search(r"nought 3 \d+ ", done.words), done.words
+
+
+def test_a_class_with_more_new_images_than_old_ones_is_a_class(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [2], 0, 12)
+    known = sorted(write_digits(tmp_path / "known", [0], 0, 12).rglob("*.png"))
+    for file in known[:12]:
+        shutil.copy(file, photos / "2" / f"known-{file.name}")
+    done = call("learn", copy, photos)
+    assert done.code == 0 and "2 10 2" in done.words and "12 images stay what the model was taught" in done.words
+
+
 def test_a_picture_in_a_class_that_is_left_alone_is_not_learned_as_a_new_one(copy: Path, tmp_path: Path) -> None:
     photos = write_digits(tmp_path / "photos", [1], 60, 63)
     write_digits(tmp_path / "photos", [2], 0, 10)
@@ -852,6 +902,10 @@ def test_too_few_images_for_the_promise_say_what_is_possible(tmp_path: Path) -> 
     done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), *TINY)
     assert "with 8 held-back images at least 11.1 %" in done.words
     assert "Possible: `morecl predict --accept 0.88`" in done.words
+    measured = call("evaluate", tmp_path / "model", tmp_path / "photos")
+    assert "Possible: `morecl evaluate --accept 0.88`" in measured.words
+    exported = call("export", tmp_path / "model", tmp_path / "model.onnx")
+    assert "Possible: `morecl export --accept 0.88`" in exported.words
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json", "--accept", 0.88)
     assert all(answer["threshold"] is not None for answer in answers(asked))
     asked = call("predict", tmp_path / "model", tmp_path / "photos", "--json")

@@ -193,6 +193,13 @@ def test_a_file_that_would_fill_the_memory_is_named(tmp_path: Path, monkeypatch:
         as_array([tmp_path / "bomb.png"], SPEC.resize)
 
 
+def test_the_limit_of_pixels_is_named(tmp_path: Path) -> None:
+    Image.new("1", (10_000, 17_900)).save(tmp_path / "wide.png")
+    with pytest.raises(Image.DecompressionBombError) as caught:
+        open_image(tmp_path / "wide.png")
+    assert why_unreadable(caught.value) == "more than 178 million pixels"
+
+
 def whole_then_cut(image: Image.Image, side: int) -> Any:
     """What ``square`` computes for every image that is not a strip."""
     short = min(image.size)

@@ -21,6 +21,12 @@ def check_number(what: str, value: Any) -> None:
         raise InputError(f"{what} must be a number, such as 0.95, not {value!r:.60}")
 
 
+def check_positive(name: str, value: Any) -> None:
+    """Raise :class:`InputError` if ``value`` is no number above 0. NumPy's are numbers; ``True`` is none."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+        raise InputError(f"{name} must be a number above 0, not {value!r:.60}")
+
+
 def check_list(images: Any) -> None:
     """Raise :class:`TypeError` if it is one image: a path's characters would be taken for paths."""
     from PIL import Image

@@ -33,7 +33,7 @@ from morecl.classifier.plan import PLANNED
 from morecl.classifier.reading import Report, batches, name_of, read
 from morecl.classifier.results import Answer, Choice, ClassInfo, Evaluation, Info, Lesson, Promise
 from morecl.errors import InputError, unknown_name
-from morecl.files import check_target
+from morecl.files import check_target, expanded
 from morecl.images import as_array
 from morecl.labels import Forgotten, composed
 from morecl.methods import Learner, method_class
@@ -352,8 +352,8 @@ class Classifier:
         """Write the whole prediction as an ONNX file (extra ``export``)."""
         from morecl.export import export
 
-        check_target(Path(path), "model.onnx", "path")
-        export(self.learner, Path(path), threshold=self.promise(accept).threshold, temperature=self.temperature)
+        check_target(expanded(path), "model.onnx", "path")
+        export(self.learner, path, threshold=self.promise(accept).threshold, temperature=self.temperature)
 
     # ---- helpers ----------------------------------------------------------------------------------------------
 

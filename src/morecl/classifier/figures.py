@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from morecl.classifier.results import Bin
+from morecl.labels import printable
 from morecl.report.plots import FAINT, HEAT, INK, canvas, heat_text_colour
 
 ACCENT, SECOND = "#0072B2", "#D55E00"
@@ -90,4 +91,5 @@ def _square(width: float) -> tuple[Figure, Any]:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    shown = printable(name)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"

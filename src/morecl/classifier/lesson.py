@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from morecl.classifier import capacity, duplicates, holding
+from morecl.classifier.arguments import check_positive
 from morecl.classifier.duplicates import Sorting
 from morecl.classifier.names import check_name, two_classes
 from morecl.classifier.plan import Plan, plan, within
@@ -21,6 +22,7 @@ from morecl.classifier.reading import Decoded, Read, Report, name_in, read
 from morecl.classifier.results import Lesson
 from morecl.data.folder import labelled_files
 from morecl.errors import InputError, shortened
+from morecl.files import expanded
 from morecl.labels import composed
 from morecl.methods import Learner
 from morecl.pictures import AnyImages, some
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from morecl.classifier.core import Classifier
 
 PROBE = 4  # batches on which the speed is measured
+RENAMED = (
+    "If a class was renamed, rename its folder, too; if only the folder was renamed, `morecl rename` renames the class"
+)
 
 Action = Literal["learn", "add"]
 
@@ -82,7 +87,7 @@ def labelled(
                 "labels are missing: give the name of each image's class, as many as there are images; or, instead of "
                 "images and labels, the path of a folder with one sub-folder per class"
             )
-        return labelled_files(Path(images).expanduser(), split)
+        return labelled_files(expanded(images), split)
     if isinstance(images, str | PathLike):
         raise InputError("images must be a list; for one image give [image], for a folder of classes no labels")
     if isinstance(labels, str):
@@ -109,8 +114,8 @@ def teach(
 ) -> Lesson:
     """:meth:`Classifier.learn` and :meth:`Classifier.add`."""
     started = time.monotonic()
-    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
-        raise InputError(f"minutes must be a number above 0, not {minutes!r}")
+    if minutes is not None:
+        check_positive("minutes", minutes)
     material = _material(classifier, action, *labelled(images, labels), hold_back, reading)
     train, names = some(material.images, ~material.held), material.names_of(~material.held)
     new = list(dict.fromkeys(material.names))
@@ -123,7 +128,7 @@ def teach(
     notes: list[str] = []
     with classifier._all_or_nothing():
         if minutes is not None:
-            left = minutes - (time.monotonic() - started) / 60
+            left = float(minutes) - (time.monotonic() - started) / 60
             planned, notes = _fitted_into(classifier.learner, planned, left, train, names)
         _configure(classifier.learner, planned)
         if action == "learn":
@@ -196,7 +201,8 @@ def course(
     here and are in neither lesson, also if the known classes are left alone. What was read for that is not read again.
 
     Raises:
-        InputError: a new class cannot be learned, because of its name or because no image of it is left.
+        InputError: a new class cannot be learned, because of its name, because no image of it is left, or because it
+            seems to be one that was renamed.
     """
     known = set(classifier.classes)
     old = [i for i, name in enumerate(names) if name in known]
@@ -212,6 +218,7 @@ def course(
     looked = _Looked.at(classifier, images, names, reading)
     if empty := [name for name in looked.empty() if name not in known]:
         raise looked.nothing_new(empty, "learn", given)
+    looked.refuse_renamed(known)
     disputed = set(looked.found.positions[looked.sorting.disputed].tolist())
     notes = looked.sorting.of(given, looked.readable).notes_of_contradictory(looked.readable, looked.name)
     learn = looked.part("learn", [i for i in new if i not in disputed])
@@ -277,12 +284,28 @@ class _Looked:
         reasons += [f"could not be read {unreadable}"] if lost else []
         return ". ".join([f"every image {', or '.join(reasons)}", *notes])
 
+    def refuse_renamed(self, known: Collection[str]) -> None:
+        """Raise :class:`InputError` if of a new class more images were taught under another one than are new.
+
+        It is most likely that class: it would be learned a second time, from what little is new.
+        """
+        readable = self.readable
+        fresh = Counter(readable[i] for i in self.sorting.fresh.tolist())
+        taught = Counter((readable[i], before) for i, before in self.sorting.mistaught)
+        for (name, before), count in taught.most_common():
+            if name not in known and count > fresh[name]:
+                notes = self.sorting.of([name], readable).notes_of_mistaught(readable, self.name)
+                raise InputError(
+                    f"{name!r} would be a new class, but more of its images were taught as {before!r} ({count:,}) than "
+                    f"are new ({fresh[name]:,}). {'. '.join([RENAMED, *notes])}"
+                )
+
     def nothing_new(self, classes: Sequence[str], action: Action, given: Collection[str]) -> NothingNewError:
         """The error that says so of ``classes``, of all those ``given`` to a lesson."""
         own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
         notes = own.notes(self.readable, self.name)
         if action == "learn" and own.mistaught:
-            notes.append("If the folder of a class was renamed, `morecl rename` renames the class")
+            notes.append(RENAMED)
         is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
         return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
 
@@ -298,6 +321,8 @@ def _material(
     empty = looked.empty()
     if empty and (action == "learn" or not taken):  # of classes it knows, some may have nothing new
         raise looked.nothing_new(empty, action, given)
+    if action == "learn":
+        looked.refuse_renamed(classifier.classes)
     held = np.zeros(len(taken), bool)
     if hold_back:
         held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from morecl.classifier import figures
 from morecl.classifier.evaluation import UNKNOWN
 from morecl.classifier.results import ClassResult, Evaluation
+from morecl.labels import printable
 from morecl.report.plots import NARROW, WIDE
 from morecl.report.render import inline_svg
 
@@ -83,12 +84,18 @@ def html(found: Evaluation, model: str, data: str) -> str:
     )
 
 
+def _shown(value: object) -> object:
+    """What the template writes: text as it may be shown, since names of files and folders may hold anything."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("morecl.classifier"), PackageLoader("morecl.report")]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -6,13 +6,15 @@
     MODEL/.lock            held by whoever changes the model
 
 A new version is written under a temporary name and renamed, then ``model.json`` is replaced: whatever kills the process
-leaves the old model or the new one. Anything that ``model.json`` does not name is a leftover and is removed by the
-next change. Versions that share a backbone share its file (a hard link), where the file system can.
+leaves the old model or the new one. Versions that ``model.json`` does not name, and what has a temporary name, are
+leftovers and removed by the next change; what a user puts beside them stays. Versions that share a backbone share its
+file (a hard link), where the file system can.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -28,13 +30,14 @@ from morecl.classifier import version_files
 from morecl.classifier.arguments import check_count
 from morecl.classifier.version_files import FORMAT, read_sealed
 from morecl.errors import InputError, NewerFormatError
-from morecl.files import atomic_folder, sealed, write_json
+from morecl.files import atomic_folder, check_utf8, expanded, is_trace, sealed, write_json
 from morecl.locking import belongs_to_claim, claimed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
 
 MODEL, VERSIONS = "model.json", "versions"
+NUMBER = "[1-9][0-9]*"  # of a version, as a name
 KEEP = 5  # versions
 
 
@@ -76,7 +79,7 @@ class ModelFolder:
     """See the module's text."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = expanded(path)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -171,6 +174,7 @@ class ModelFolder:
             InputError: it cannot be changed.
         """
         self.exists()  # refuses a folder that holds something else
+        check_utf8(self.path)
         if self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK):
             raise InputError(f"{self.path} may not be written to, so the model in it cannot be changed")
         with claimed(self.path):
@@ -318,8 +322,14 @@ class ModelFolder:
         """What lies in the folder besides these versions: older ones, and drafts of an interrupted write."""
         named = {str(version.number) for version in versions}
         folder = self.path / VERSIONS
-        old = [path for path in folder.iterdir() if path.name not in named] if folder.is_dir() else []
+        found = [path for path in folder.iterdir() if _is_ours(path)] if folder.is_dir() else []
+        old = [path for path in found if path.name not in named]
         return [*old, *(path for path in self.path.iterdir() if _is_leftover(path))]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether something in ``versions`` is a version, or on its way to be one or to be removed."""
+    return re.fullmatch(NUMBER, path.name) is not None or is_trace(path.name, NUMBER)
 
 
 def _is_leftover(path: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from morecl import files
 from morecl.catalogue import METHODS
 from morecl.errors import InputError, unknown_name
 
@@ -21,10 +22,7 @@ def known_method(name: str) -> str:
 
 def expanded(path: Path | None) -> Path | None:
     """``~`` as the home folder: a shell leaves it as it is in ``--out=~/x``, or in quotes."""
-    try:
-        return path and path.expanduser()
-    except RuntimeError:  # of a user that is not there
-        return path
+    return path and files.expanded(path)
 
 
 def all_expanded(paths: list[Path]) -> list[Path]:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 from typing import NoReturn
 
 from rich.console import Console
 
-from morecl.labels import is_shown
+from morecl.labels import ESCAPED as ESCAPED
+from morecl.labels import printable as printable
 
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # what a program that SIGPIPE ends returns
 PLAIN_WIDTH = 120  # columns when the output is not a terminal
-
-
-ESCAPED = "morecl.escaped"  # error handler of streams: signs that cannot be written as backslash escapes
-
-
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    shown = ""
-    for sign in error.object[error.start : error.end]:
-        if "\udc80" <= sign <= "\udcff":  # how Python holds a byte of a path that is not UTF-8
-            shown += rf"\x{ord(sign) - 0xDC00:02x}"
-        else:
-            shown += sign.encode("ascii", "backslashreplace").decode()
-    return shown, error.end
-
-
-codecs.register_error(ESCAPED, _escaped)
 
 
 class OutputConsole(Console):
@@ -50,12 +32,6 @@ def output_console() -> Console:
 
 def error_console() -> Console:
     return Console(stderr=True, soft_wrap=True)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """``text`` without what a terminal would obey: names of files may hold anything. ``keep``: signs that stay."""
-    valid = text.encode("utf-8", ESCAPED).decode()  # a name may be no valid text
-    return "".join(sign if is_shown(sign) or sign in keep else "\N{REPLACEMENT CHARACTER}" for sign in valid)
 
 
 def exit_interrupted(hint: str) -> NoReturn:

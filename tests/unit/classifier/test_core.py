@@ -346,6 +346,7 @@ def test_what_cannot_be_learned(known: Classifier) -> None:
         (lambda: known.learn(*photos("ant", draw=8)), "already learned: 'ant'"),
         (lambda: known.add(images, names), "not learned yet: 'dog'"),
         (lambda: known.learn(images, names, minutes=0), "minutes must be a number above 0"),
+        (lambda: known.learn(images, names, minutes=True), "minutes must be a number above 0"),
         (lambda: classifier().predict(images), "nothing has been learned"),
     ):
         with pytest.raises(InputError, match=message):
@@ -422,7 +423,7 @@ def test_a_lesson_into_a_full_model_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_budget_of_minutes() -> None:
     made = classifier()
     events: list[EpochDone] = []
-    lesson = made.learn(*photos("ant", "bee"), minutes=0.0001, listener=events.append)
+    lesson = made.learn(*photos("ant", "bee"), minutes=np.float32(0.0001), listener=events.append)
     assert lesson.epochs == 1 and [e.epochs for e in events if not e.stage] == [1]
     (note,) = lesson.notes
     assert re.fullmatch(r"even one pass over the images takes longer than asked: about [1-9]\d* s", note)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browser import Browser
 from morecl.classifier.conformal import promise
 from morecl.classifier.evaluation import evaluate
 from morecl.classifier.page import confusion_shares, html, mix_ups
@@ -28,6 +29,18 @@ pre.textContent = JSON.stringify({
   kinds: shown.map(d => d.className), widths: shown.map(d => d.getBoundingClientRect().width)});
 document.body.append(pre);
 </script>"""
+# Pixels by which the widest table is wider than its frame; words of heads and names that do not fit on one line.
+CUT = """(() => {
+  const over = [...document.querySelectorAll(".scroll")].map(s => s.scrollWidth - s.clientWidth), broken = [];
+  for (const cell of document.querySelectorAll(".plain :is(th, .text)"))
+    for (const word of cell.textContent.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(cell.firstChild, word.index);
+      range.setEnd(cell.firstChild, word.index + word[0].length);
+      if (range.getClientRects().length > 1) broken.push(word[0]);
+    }
+  return [Math.max(...over), [...new Set(broken)]];
+})()"""
 
 
 def evaluation(
@@ -114,6 +127,16 @@ def test_names_are_text_and_nothing_is_loaded() -> None:
     assert "url(http" not in page and "@import" not in page
 
 
+def test_names_that_are_no_valid_text_are_shown_as_in_the_terminal() -> None:
+    found = evaluation(first="caf\udce9")  # how Python holds a folder's name that is not UTF-8
+    found = replace(found, unreadable=("kap\udcfct.jpg: bad\x1b",))
+    page = html(found, "m\udcff", "d\udcfe")
+    page.encode()
+    assert r"m\xff on d\xfe" in texts(page) and r"kap\xfct.jpg: bad" in page and "\x1b" not in page
+    rows = re.sub(r"<svg\b.*?</svg>", "", page, flags=re.DOTALL)
+    assert rows.count(r"caf\xe9") >= 2 and page.count(r"caf\xe9") > rows.count(r"caf\xe9"), "tables and figures"
+
+
 @pytest.mark.parametrize("held_back", [0, 5])
 def test_too_few_held_back_images_are_said(held_back: int) -> None:
     page = texts(html(evaluation(held_back=held_back), "m", "d"))
@@ -145,3 +168,19 @@ def test_it_fits_wide_and_narrow_windows(tmp_path: Path, width: int, kind: str) 
     assert measured["kinds"] == [f"drawing {kind}"] * 3
     assert min(measured["widths"]) > 150
     assert measured["overflow"] <= 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_tables_are_not_cut_and_break_only_long_words(tmp_path: Path) -> None:
+    long = "aquarium_fish_of_the_northern_hemisphere_and_more"
+    for name, first in (("long", long), ("short", "aquarium_fish")):
+        (tmp_path / f"{name}.html").write_text(html(evaluation(first=first), "m", "d"), encoding="utf-8")
+    with Browser(tmp_path / "profile") as browser:
+        for width in (360, 420, 600, 1400):
+            browser.resize(width)
+            browser.open((tmp_path / "long.html").as_uri())
+            over, broken = browser.run(CUT)
+            assert over <= 0 and set(broken) <= {long}, (width, over, broken)
+            if width >= 420:
+                browser.open((tmp_path / "short.html").as_uri())
+                assert browser.run(CUT) == [0, []], width

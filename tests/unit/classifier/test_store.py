@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 import morecl
 import tiny
 from morecl import checkpoint
+from morecl import export as exporting
 from morecl.catalogue import SHIPPED
 from morecl.classifier import Classifier, ModelFolder, changes, version_files
 from morecl.classifier.store import MODEL, VERSIONS
@@ -52,6 +53,42 @@ def test_a_model_comes_back_as_it_was(first: Classifier, model: ModelFolder) -> 
     assert np.array_equal(again.held.images, first.held.images) and np.array_equal(again.seen.prints, first.seen.prints)
     again.learn(list(tiny.pictures(5, 10)), ["k5"] * 10)
     assert first.classes == ["k0", "k1"]
+
+
+def test_a_tilde_is_the_home_folder(first: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first.save("~/model")
+    assert Classifier.open(Path("~/model")).classes == first.classes
+    first.learner.save("~/learner")
+    assert morecl.load("~/learner").classes == first.learner.classes
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["learner", "model"]
+    for missing in (lambda: morecl.read_record("~/r.json"), lambda: ModelFolder("~/none").versions()):
+        with pytest.raises(InputError, match=re.escape(str(tmp_path))):
+            missing()
+    for export in (first.export, lambda path: exporting.export(first.learner, path)):
+        with pytest.raises(InputError, match=re.escape(f"{tmp_path} is a folder")):
+            export("~")
+    with pytest.raises(InputError, match="there is no model in ~no-such-user/m"):
+        Classifier.open("~no-such-user/m")
+
+
+def test_a_folder_that_is_not_utf8_is_to_be_renamed(
+    first: Classifier, model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = model.path.rename(model.path.with_name(os.fsdecode(b"caf\xe9")))
+    for call in (
+        lambda: Classifier.open(moved),
+        lambda: Classifier.open(moved, version=1),
+        lambda: morecl.load(moved / VERSIONS / "1"),
+        lambda: first.save(moved),
+        lambda: first.save(moved / "new"),
+    ):
+        with pytest.raises(InputError, match=r"is not UTF-8, and no model .*: rename the folder$"):
+            call()
+    assert not (moved / "new").exists() and [version.number for version in ModelFolder(moved).versions()] == [1]
+    monkeypatch.chdir(moved)
+    assert Classifier.open(".").classes == first.classes  # the path that is opened is UTF-8
 
 
 def test_names_of_an_earlier_morecl_are_spelled_anew_unless_two_would_be_one(tmp_path: Path) -> None:
@@ -329,6 +366,7 @@ def test_a_backbone_is_kept_once(first: Classifier, model: ModelFolder, monkeypa
 
 def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFolder) -> None:
     (model.path / VERSIONS / ".2.abc.tmp").mkdir()
+    (model.path / VERSIONS / ".3.old").mkdir()
     (model.path / VERSIONS / "2").mkdir()
     (model.path / VERSIONS / "2" / "state.safetensors").write_bytes(b"half")
     (model.path / f".{MODEL}.xyz.tmp").write_text("half")
@@ -336,6 +374,15 @@ def test_what_a_killed_process_left_is_removed(first: Classifier, model: ModelFo
     assert model.commit(first, "learn") == 2
     assert sorted(p.name for p in (model.path / VERSIONS).iterdir()) == ["1", "2"]
     assert sorted(p.name for p in model.path.iterdir()) == [".lock", MODEL, VERSIONS]
+
+
+def test_what_a_user_puts_beside_the_versions_stays(first: Classifier, model: ModelFolder) -> None:
+    mine = {"1-backup", "1.old", ".1-backup.abc.tmp", "01", "notes.txt"}
+    for name in mine:
+        (model.path / VERSIONS / name).write_text("mine")
+    model.commit(first, "again", purge=True)
+    assert {p.name for p in (model.path / VERSIONS).iterdir()} == mine | {"2"}
+    assert Classifier.open(model.path).classes == first.classes
 
 
 def test_versions_are_not_removed_when_their_list_is_lost(first: Classifier, model: ModelFolder) -> None:

@@ -116,12 +116,15 @@ def full_disk_explained() -> Iterator[None]:
         ) from error
 
 
-def promise_lines(promise: Promise) -> list[str]:
-    """What the threshold promises, what it does not, and what is possible where it cannot be set."""
+def promise_lines(promise: Promise, command: str = "predict") -> list[str]:
+    """What the threshold promises, what it does not, and what is possible where it cannot be set.
+
+    ``command``: the one whose ``--accept`` would set it.
+    """
     if promise.threshold is None:
         lines = [f'No image is called "unknown": {promise.cause}.']
         if possible := best_accept(promise.images):
-            way = f"`morecl predict --accept {possible:g}`"
+            way = f"`morecl {command} --accept {possible:g}`"
             lines.append(f"Possible: {way}, or more images per class; a fifth of them is held back.")
         return lines
     basis = f"{promise.threshold:.4g}, from {counted(promise.images, 'held-back image')}"

@@ -122,4 +122,4 @@ def _lines(found: Evaluation) -> list[str]:
             f"Confidence: {percent(100 * found.mean_confidence)} on average, "
             f"calibration error {percent(100 * found.calibration_error)}."
         )
-    return [*lines, *promise_lines(found.promise)]
+    return [*lines, *promise_lines(found.promise, "evaluate")]

@@ -242,14 +242,14 @@ def export(
     check_target(out, "model.onnx", "OUT.onnx")
     classifier = store.load(device="cpu")
     classifier.export(out, accept=accept)
-    _show_promise(classifier.promise(accept))
+    _show_promise(classifier.promise(accept), "export")
     shown = f"{out}: {size(out.stat().st_size)}"
     output_console().print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_promise(promise: Promise) -> None:
+def _show_promise(promise: Promise, command: str = "predict") -> None:
     console = output_console()
-    for line in promise_lines(promise):
+    for line in promise_lines(promise, command):
         say(console, line)
 
 
