@@ -298,6 +298,27 @@ def test_a_lesson_names_the_files_it_leaves_out(tmp_path: Path) -> None:
         assert browser.run(FIT) == {"overflow": 0, "cut": []}
 
 
+def test_the_end_of_a_long_form_can_be_reached_beside_many_answers(tmp_path: Path, files: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile", 1366, 650) as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        browser.dark(False)  # and no smooth scrolling
+        new = sorted(files.glob("new-*.png"))
+        assert len(ask(browser, *new[:20])) == 20
+        browser.run("document.getElementById('add-group').click()")
+        for number in (1, 2):
+            browser.choose(f".group:nth-child({number}) input[type=file]", new)
+        browser.wait_for("document.querySelectorAll('.chosen img').length === 24")
+        browser.run("document.querySelector('.answer:nth-child(5)').scrollIntoView()")
+        button = "document.querySelector('#teach-form [type=submit]')"
+        browser.run(f"{button}.scrollIntoView({{ block: 'nearest' }})")
+        hit = f"(({{x, y, width, height}}) => document.elementFromPoint(x + width / 2, y + height / 2) === {button})"
+        assert browser.run(f"{hit}({button}.getBoundingClientRect())")
+        assert browser.run(FIT)["overflow"] == 0
+
+
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
