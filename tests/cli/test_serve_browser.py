@@ -319,6 +319,24 @@ def test_the_end_of_a_long_form_can_be_reached_beside_many_answers(tmp_path: Pat
         assert browser.run(FIT)["overflow"] == 0
 
 
+def test_long_names_of_classes_can_be_told_apart(tmp_path: Path, files: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    folder = ModelFolder(model)
+    for name in CLASSES:
+        with folder.changing():
+            changes.rename(folder, folder.load(), name, f"class number 000 of many {name}")
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        for wide in (1400, 420):
+            browser.resize(wide)
+            ask(browser, files / "known.png")
+            cut = "[...document.querySelectorAll('.bars dt')].filter(one => one.scrollHeight > one.clientHeight + 1 || "
+            assert browser.run(f"{cut} one.scrollWidth > one.clientWidth).length") == 0, wide
+            assert browser.run("document.querySelector('.bars .track').clientWidth") > 50, wide
+
+
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
