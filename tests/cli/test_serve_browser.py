@@ -337,6 +337,24 @@ def test_long_names_of_classes_can_be_told_apart(tmp_path: Path, files: Path) ->
             assert browser.run("document.querySelector('.bars .track').clientWidth") > 50, wide
 
 
+def test_the_last_value_of_the_chart_stands_beside_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        script = """(async accuracies => {
+          const { curve } = await import("/page/known.js");
+          const drawing = curve(accuracies.map(accuracy => ({ accuracy, classes: 2 })), 500);
+          const dot = [...drawing.querySelectorAll("circle")].at(-1);
+          return drawing.querySelector(".value").getAttribute("y") - dot.getAttribute("cy");
+        })"""
+        for falls in ([80, 70], [99, 95]):
+            assert browser.run(f"{script}({falls})") > 0, falls
+        for rises in ([70, 80], [70, 99], [95]):
+            assert browser.run(f"{script}({rises})") < 0, rises
+
+
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
