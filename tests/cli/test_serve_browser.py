@@ -14,6 +14,7 @@ import uvicorn
 from browser import CHROMIUM, Browser
 from morecl.classifier import ModelFolder, changes
 from morecl.serve.app import create_app
+from morecl.serve.limits import Limits
 from morecl.serve.service import Service
 from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
 from tiny import np
@@ -62,9 +63,9 @@ NAMELESS = """[...document.querySelectorAll("input, button, a, progress, img, sv
 
 
 @contextmanager
-def served(model: Path, token: str | None = None) -> Iterator[str]:
+def served(model: Path, token: str | None = None, **limits: int) -> Iterator[str]:
     """The address of a running server whose lessons are short."""
-    service = Service(model, device="cpu", command=program(QUICK))
+    service = Service(model, device="cpu", command=program(QUICK), limits=Limits(**limits))
     server = uvicorn.Server(
         uvicorn.Config(create_app(service, token=token), port=0, log_level="error", ws="none", lifespan="off")
     )
@@ -335,6 +336,40 @@ def test_long_names_of_classes_can_be_told_apart(tmp_path: Path, files: Path) ->
             cut = "[...document.querySelectorAll('.bars dt')].filter(one => one.scrollHeight > one.clientHeight + 1 || "
             assert browser.run(f"{cut} one.scrollWidth > one.clientWidth).length") == 0, wide
             assert browser.run("document.querySelector('.bars .track').clientWidth") > 50, wide
+
+
+def test_the_page_says_what_is_too_large_before_it_is_sent(tmp_path: Path, files: Path) -> None:
+    model, large = tmp_path / "animals", tmp_path / "large.png"
+    make_model(model)
+    large.write_bytes(b"x" * 2_000_000)
+    with (
+        served(model, file_bytes=2**20, request_bytes=2**20, teach_images=200) as address,
+        Browser(tmp_path / "profile") as browser,
+    ):
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        first, second = ask(browser, large, files / "known.png")
+        assert "the file is too large; at most 1 MiB are accepted" in first["text"] and second["bars"] == 2
+        assert "2 answers: 1 known, 1 unreadable" in browser.run("document.getElementById('ask-said').textContent")
+        # five files of 300 kB are asked about in two requests, and are too much for one lesson
+        noise = np.random.default_rng(1).integers(0, 256, (320, 320, 3)).astype("uint8")
+        photos = [tmp_path / f"photo-{number}.png" for number in range(5)]
+        for photo in photos:
+            photo.write_bytes(png(noise))
+        assert all(answer["bars"] == 2 for answer in ask(browser, *photos))
+        browser.run("document.querySelector('.group input[type=text]').focus()")
+        browser.write("noise")
+        browser.choose(".group input[type=file]", photos)
+        browser.run("document.querySelector('#teach-form [type=submit]').click()")
+        said = "document.getElementById('teach-said').textContent"
+        assert browser.run(said) == (
+            "5 images of 2 MiB are too much for one lesson, which takes at most 1 MiB. Teach them in several lessons."
+        )
+        for _ in range(40):
+            browser.choose(".group input[type=file]", photos)
+        browser.run("document.querySelector('#teach-form [type=submit]').click()")
+        assert "205 images" in browser.run(said) and "at most 200 images" in browser.run(said)
+        assert not any(url.endswith("/teach") for url in browser.requested)
 
 
 def test_the_last_value_of_the_chart_stands_beside_its_line(tmp_path: Path) -> None:

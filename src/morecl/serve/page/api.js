@@ -51,6 +51,10 @@ export async function call(path, options = {}) {
   return body;
 }
 
+// How much a form with these files is to send: each comes with headers, a file name and perhaps the name of its class.
+const AROUND = 1500;
+export const bytes = files => files.reduce((sum, file) => sum + file.size + AROUND, 0);
+
 export const post = (path, body) => call(path, { method: "POST", body });
 
 // Calls `hear` with the job at each change, until it has ended.
