@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from morecl.errors import BusyError, DivergedError, InputError
+from morecl.serve.private import remove_if_abandoned
 
 if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins before that
     from morecl.classifier import Classifier, Lesson, ModelFolder
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins 
     from morecl.progress import Listener
 
 NICENESS = 10
+ENDING = 20  # looks whether the server is gone, after its end of the pipe is
 PATIENCE, POLL = 600.0, 1.0  # seconds to wait for another process that changes the model; between two looks
 BUSY = "the model is being changed by another process; try again later"  # names neither folder nor process
 TRAINED = 0.9  # share of the work that training is; heads, statistics and measuring are the rest
@@ -176,11 +178,20 @@ def without_path(text: str, model: str | Path) -> str:
 
 
 def _end_with_the_server(uploads: Path) -> None:
-    """Wait until stdin ends, which means that the server is gone; remove the uploads and stop at once."""
+    """Wait until stdin ends, which means that the server is gone; remove the uploads and stop.
+
+    Those of lessons that wait are beside them, in the server's private folder, which goes once nobody holds its lock:
+    the pipe may be closed a moment before.
+    """
     with suppress(OSError, ValueError):
         while os.read(0, 4096):
             pass
     shutil.rmtree(uploads, ignore_errors=True)
+    for _ in range(ENDING):
+        remove_if_abandoned(uploads.parent)
+        if not uploads.parent.exists():
+            break
+        time.sleep(0.05)
     os._exit(3)
 
 
