@@ -24,7 +24,7 @@ from morecl.serve.jobs import COMMAND, Jobs
 from morecl.serve.limits import Limits, RefusedError
 from morecl.serve.metrics import Metrics
 from morecl.serve.private import private_folder
-from morecl.serve.teaching import BUSY, without_path
+from morecl.serve.teaching import BUSY, require_model, without_path
 
 THUMBNAIL = 96  # pixels
 SMALL = 64  # pixels up to which a thumbnail is kept exactly
@@ -175,6 +175,7 @@ class Service:
             )
         try:
             try:
+                require_model(self.folder)
                 with self.folder.changing():
                     yield
             except BusyError as error:

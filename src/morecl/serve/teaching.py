@@ -33,6 +33,7 @@ NICENESS = 10
 ENDING = 20  # looks whether the server is gone, after its end of the pipe is
 PATIENCE, POLL = 600.0, 1.0  # seconds to wait for another process that changes the model; between two looks
 BUSY = "the model is being changed by another process; try again later"  # names neither folder nor process
+GONE = "nothing of the model is left in its folder: moved, removed, or not mounted"
 TRAINED = 0.9  # share of the work that training is; heads, statistics and measuring are the rest
 
 Say = Callable[[dict[str, Any]], None]
@@ -91,6 +92,7 @@ def teach(order: Order, say: Say) -> None:
     from morecl.classifier.reading import Decoded
 
     folder = ModelFolder(order.model)
+    require_model(folder)
     with _changing(folder, say):
         versions = folder.versions()
         say({"step": "loading the model", "from": versions[-1].number})
@@ -109,6 +111,14 @@ def teach(order: Order, say: Say) -> None:
         except OSError as error:  # a full disk, most likely
             raise InputError(f"the lesson cannot be saved: {error.strerror or error}") from error
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
+
+
+def require_model(folder: ModelFolder) -> None:
+    """Raise :class:`InputError` if the model is gone. The folder's own message is for whoever makes a new one."""
+    from morecl.classifier.store import MODEL, VERSIONS
+
+    if not (folder.path / MODEL).is_file() and not (folder.path / VERSIONS).is_dir():
+        raise InputError(GONE)
 
 
 @contextmanager

@@ -577,6 +577,20 @@ def test_a_lesson_removes_no_folder_but_that_of_its_dead_server(tmp_path: Path, 
     assert end() == (set() if name.startswith(PREFIX) else {"next"})
 
 
+def test_a_model_that_is_gone_is_said_to_be(serve: Serve, model: Path) -> None:
+    """Its folder was moved, or is an empty one because nothing is mounted there."""
+    _, client = serve(QUICK)
+    model.rename(model.with_name("moved"))
+    for empty in (False, True):
+        if empty:
+            model.mkdir()
+        for path, fields in (("/undo", {}), ("/rename", {"old": CLASSES[0], "new": "x"})):
+            response = client.post(path, files=form(**fields))
+            assert (response.status_code, response.json()["error"]) == (409, teaching.GONE)
+    assert ended(client, teach(client, pictures(NEW, 2)))["error"] == teaching.GONE
+    assert list(model.iterdir()) == []
+
+
 def test_nobody_learns_where_the_model_lies(serve: Serve, model: Path) -> None:
     """A damaged model: in what a lesson says, in what a change says, and in why a new version is not in use."""
     _, client = serve(QUICK)
