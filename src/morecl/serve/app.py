@@ -27,7 +27,7 @@ from morecl.errors import InputError, shortened
 from morecl.images import ImageArray
 from morecl.serve import metrics
 from morecl.serve.jobs import Job, Labels
-from morecl.serve.limits import RefusedError
+from morecl.serve.limits import RefusedError, not_kept
 from morecl.serve.security import PAGE, Guard, answer_refused
 from morecl.serve.service import Question, Service
 from morecl.serve.uploads import decode, shown_name
@@ -276,6 +276,8 @@ class _Form:
             )
         except HTTPException as error:
             raise _bad_form(str(error.detail), self._most) from error
+        except OSError as error:
+            raise not_kept(error) from error
         self.files = [value for _, value in self._form.multi_items() if isinstance(value, UploadFile)]
         if self._most and not self.files:
             await self._form.close()

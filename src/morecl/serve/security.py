@@ -165,7 +165,7 @@ def answer_refused(refused: RefusedError) -> JSONResponse:
         headers["Retry-After"] = str(refused.retry_after)
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if refused.status in (408, 413):
+    if refused.status in (408, 413, 507):
         headers["Connection"] = "close"  # what is still to come of the request is not read
     return JSONResponse({"error": str(refused)}, refused.status, headers)
 

@@ -591,6 +591,23 @@ def test_a_model_that_is_gone_is_said_to_be(serve: Serve, model: Path) -> None:
     assert list(model.iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError("10 requested and 2 written")])
+def test_no_room_for_a_lesson_is_said(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    _, client = serve(QUICK)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        response = client.post("/teach", data=FORM, files=parts(pictures(NEW, 2)))
+    assert (response.status_code, response.json()["error"]) == (507, "no room for uploads on the server's disk")
+    assert client.get("/jobs").json()["jobs"] == []
+    assert not [path for path in (tmp_path / "tmp").glob("*/*") if not belongs_to_claim(path)]
+
+
 def test_nobody_learns_where_the_model_lies(serve: Serve, model: Path) -> None:
     """A damaged model: in what a lesson says, in what a change says, and in why a new version is not in use."""
     _, client = serve(QUICK)
