@@ -37,12 +37,16 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings_for(method: str, **changes: Any) -> dict[str, Any]:
-    """The small settings that ``method`` knows, one of everything it has epochs or steps of, and ``changes``."""
+    """The small settings that ``method`` knows, one of everything it has epochs or steps of, and ``changes``; without
+    small settings that have no effect beside these."""
     config = METHODS[method].Config
     short = {name: 1 for name in config.model_fields if name.endswith(("epochs", "steps"))}
     few = {"projection": 40} if method == "ranpac" else {}
     on_gpu = {"backbone": SHIPPED} if changes.get("device") == "cuda" else {}  # hardly slower there, and what is used
-    return config.choose(short | SETTINGS | few | on_gpu | changes) | changes
+    chosen = config.choose(short | SETTINGS | few | on_gpu | changes) | changes
+    known = {key: value for key, value in chosen.items() if key in config.model_fields}  # a test's method may have more
+    off = config.parse(known).switched_off(further=True).keys() - changes.keys()
+    return {key: value for key, value in chosen.items() if key not in off}
 
 
 def create(method: str = "more", **changes: Any) -> Learner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,7 +195,7 @@ def _check_is_learner(path: Path) -> None:
     if (path / "model" / DESCRIPTION).is_file():
         hint = f"; did you mean {path / 'model'}?"
     elif (path / "run.json").is_file():
-        hint = f"; it is a run that has not finished, and `morecl resume {path}` completes it"
+        hint = f"; it is a run that has not finished, and `morecl resume {shlex.quote(str(path))}` completes it"
     elif (path / "model.json").is_file():
         hint = f"; it is a model of `morecl learn`, which morecl.Classifier.open({str(path)!r}) opens"
     raise InputError(f"{path} is not a saved learner: it has no {DESCRIPTION}{hint}")

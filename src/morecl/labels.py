@@ -26,6 +26,13 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def same_types(label: Hashable, other: Hashable) -> bool:
+    """Whether two labels that are equal are so for a reader, too: Python has ``1 == 1.0 == True``."""
+    if isinstance(label, tuple) and isinstance(other, tuple):
+        return all(map(same_types, label, other))
+    return type(label) is type(other)
+
+
 def encode(label: Hashable, depth: int = 0) -> Any:
     """``label`` as JSON: text, numbers, true/false and null stay as they are, a tuple becomes ``{"tuple": [...]}``.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from morecl.errors import InputError, shortened
 from morecl.images import as_images
-from morecl.labels import Forgotten, encode
+from morecl.labels import Forgotten, encode, same_types
 from morecl.pictures import AnyImages
 
 
@@ -52,8 +52,10 @@ def read_task(images: Any, labels: Any, side: int) -> tuple[AnyImages, list[Hash
 
 def refuse_known(names: Sequence[Hashable], known: Sequence[Hashable]) -> None:
     """Raise ``ValueError`` if one of ``names`` has been learned before."""
-    seen = set(known)
+    seen = {name: name for name in known}
     again = [name for name in dict.fromkeys(names) if name in seen]
+    for name in again:
+        _refuse_other_type(name, seen[name])
     if again:
         raise ValueError(f"already learned: {shortened(again)}; a task holds new classes only")
 
@@ -91,10 +93,11 @@ def _check_labels(labels: Any) -> list[Hashable]:
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
         raise TypeError(f"labels must be a list or a one-dimensional array, got {type(labels).__name__}")
     names = [label.item() if isinstance(label, np.generic) else label for label in labels]
-    checked: set[Hashable] = set()
+    checked: dict[Hashable, Hashable] = {}
     for index, name in enumerate(names):
         try:
             if name in checked:
+                _refuse_other_type(name, checked[name])
                 continue
         except TypeError as error:
             raise TypeError(f"label {index} is a {type(name).__name__}, which cannot be hashed") from error
@@ -105,8 +108,17 @@ def _check_labels(labels: Any) -> list[Hashable]:
         if name != name:
             raise ValueError(f"label {index} is not a number (NaN)")
         encode(name)  # else training would end in a learner that cannot be saved
-        checked.add(name)
+        checked[name] = name
     return names
+
+
+def _refuse_other_type(label: Hashable, equal: Hashable) -> None:
+    """Raise ``ValueError`` if ``label`` and an ``equal`` one are 1 and ``True``, or 1 and 1.0."""
+    if not same_types(label, equal):
+        raise ValueError(
+            f"the labels {equal!r:.60} and {label!r:.60} are equal in Python, so they would be one class: "
+            "write both alike, or give one of them another name"
+        )
 
 
 def _folder(path: Any) -> tuple[list[Path], list[str]]:

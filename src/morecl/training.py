@@ -20,6 +20,8 @@ from morecl.progress import EpochDone, Listener
 if AVAILABLE:
     from morecl.nn.kernels import sgd
 
+EXPLODED = 1000.0  # times the loss before the first step, and at least this: what no rate that trains reaches
+
 WholeEpoch = Callable[[Iterable[Batch]], tuple[Tensor, int]]  # see :func:`fit`
 
 
@@ -131,7 +133,7 @@ def fit(
             ``optimizer``. Returns the sum of the losses and the number of steps.
 
     Raises:
-        DivergedError: the mean loss of an epoch, or a parameter at the end, is not finite.
+        DivergedError: the mean loss of an epoch, or a parameter at the end, is not finite, or the loss exploded.
     """
 
     def step(batch: Batch) -> Tensor:
@@ -147,11 +149,15 @@ def fit(
 
     run = Capturing(step, optimizer.tensors()) if capture else step
 
+    initial: Tensor | None = None  # the loss before the first step
+
     def one_by_one(batches: Iterable[Batch]) -> tuple[Tensor, int]:
+        nonlocal initial
         total, steps = torch.zeros(()), 0
         for batch in batches:
             value = run(batch)
             total = value.clone() if steps == 0 else total + value
+            initial = total if initial is None else initial
             steps += 1
         return total, steps
 
@@ -163,6 +169,11 @@ def fit(
             raise DivergedError(
                 f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}; "
                 "lower the learning rate (lr)"
+            )
+        if initial is not None and mean > EXPLODED and mean > EXPLODED * float(initial):  # else nothing waits for it
+            raise DivergedError(
+                f"training diverged: the loss of task {task + 1} grew from {float(initial):.3g} to {mean:.3g} in epoch "
+                f"{epoch + 1} of {epochs}; lower the learning rate (lr)"
             )
         speed = None if images is None else images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))

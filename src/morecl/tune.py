@@ -107,6 +107,7 @@ def tune(
         new = {(lr, count): [_request(request, lr, count, seed) for seed in seeds] for lr in rates for count in epochs}
         for run in (run for runs in new.values() for run in runs):
             run.resolve().check()
+            run.resolve().check_folder(_folder(out, run))
             finished_record(run, _folder(out, run), inputs)
         asked.update(new)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from calling import exit_code
+from morecl.cli import cache
 from morecl.data.cache import decoded, entries
 
 
@@ -48,6 +51,22 @@ def test_listing_and_clearing(
     (left,) = entries(tmp_path / "cache")
     assert exit_code(monkeypatch, "cache", "clear", left.name) == 0
     assert entries(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 150])
+def test_names_stay_whole_in_a_narrow_terminal(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    folder = tmp_path / "photos of all the pets that I have ever seen"
+    files[0].parent.rename(folder)
+    decoded(folder, sorted(folder.iterdir()), 10)
+    (entry,) = entries(tmp_path / "cache")
+    console = Console(width=width, file=io.StringIO())
+    monkeypatch.setattr(cache, "output_console", lambda: console)
+    with console.capture() as shown:
+        assert exit_code(monkeypatch, "cache", "list") == 0
+    words = shown.get().split()
+    assert len(entry.name) > 50 and {entry.name, "5", "10"} <= {word.strip(",") for word in words}
 
 
 def test_a_bad_setting_is_named(

@@ -218,11 +218,12 @@ def test_mistakes_write_nothing(call: Call, tmp_path: Path, arguments: list[str]
 def test_a_bad_request_is_told_before_an_occupied_folder(
     call: Call, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    code, _, err = call("run", *arguments, "--out", tmp_path)
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "run.json").write_text("{}")
+    code, _, err = call("run", *arguments, "--out", tmp_path / "a run")
     assert code == 2 and message in " ".join(err.split())
-    code, _, err = call("run", "--out", tmp_path)
-    assert code == 2 and "already holds a run" in err
+    code, _, err = call("run", "--out", tmp_path / "a run")
+    assert code == 2 and f"already holds a run: `morecl resume '{tmp_path / 'a run'}'` continues" in err
 
 
 def test_places_that_are_not_for_a_run(call: Call, tmp_path: Path) -> None:
@@ -270,12 +271,12 @@ def test_ctrl_c_says_how_to_continue(
         if task.index == 2:
             raise KeyboardInterrupt
 
-    folder = tmp_path / "run"
+    folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
         patch.setattr(More, "_learn", stopped_in_the_third)
         code, _, err = call("run", *SMALL, "--out", folder)
     assert code == 130
-    assert f"morecl resume {folder}" in err
+    assert f"`morecl resume '{folder}'` continues" in err
     assert names(folder) == ["checkpoint-2", "run.json"]
     code, out, _ = call("resume", folder)
     assert code == 0 and "resuming after task 2 of 5" in out
@@ -337,6 +338,26 @@ def test_a_run_on_a_folder_says_what_it_does_not_use(call: Call, tmp_path: Path)
     assert f"held out for testing, never learned: 1 image per class ({data.test_images} of 10)" in notes
     assert "images are resized to 32 px for backbone vit_mini_patch4_32; --backbone deit_small" in notes
     assert err.count("could not be read") == 1 and "unreadable" not in out
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        (9, "images are resized to 9 px, the recipe's folder_size, then to 32 px for backbone vit_mini_patch4_32 "),
+        (32, "images are resized to 32 px, the recipe's folder_size "),
+    ],
+)
+def test_a_run_on_a_folder_says_which_size_the_recipe_wants(
+    call: Call, tmp_path: Path, side: int, expected: str
+) -> None:
+    for label in "ab":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for k in range(5):
+            Image.new("RGB", (40, 40), (k, 0, 0)).save(tmp_path / "photos" / label / f"{k}.png")
+    (tmp_path / "own.toml").write_text(f'dataset = "folder:photos"\ntasks = 1\nfolder_size = {side}\n')
+    code, out, err = call("run", tmp_path / "own.toml", "--method", "ncm", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert expected in " ".join(out.split()) and "--backbone" not in out
 
 
 def test_version(call: Call) -> None:

@@ -62,7 +62,7 @@ def interrupted(folder: Path, request: RunRequest) -> None:
 def test_runs_resumes_survives_and_skips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, data, file = tmp_path / "out", tmp_path / "data", tmp_path / "mine.toml"
+    out, data, file = tmp_path / "all [runs]", tmp_path / "data", tmp_path / "mine.toml"
     data.mkdir()
     file.write_text(SUITE)
     (data / "mnist.npz").write_bytes(b"not an archive")
@@ -92,6 +92,7 @@ def test_runs_resumes_survives_and_skips(
     assert exit_code(monkeypatch, *command) == 0
     shown = capsys.readouterr().out
     assert "2 runs, 1 finished before, 1 to do" in shown and shown.count("was finished") == 1
+    assert f"morecl report '{out}' --format html" in shown
     assert {path: path.stat().st_mtime_ns for path in written} == written
     fresh = read_record(out / "mnist-5t" / "ncm-tiny" / "order-0-seed-0" / "result.json")
     assert (fresh.data.train_images, fresh.data.test_images) == (20, 30)

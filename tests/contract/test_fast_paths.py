@@ -18,6 +18,7 @@ from morecl.methods.prototypes import PrototypeLearner
 from morecl.nn import capture, fused, gelu, network
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import load_backbone
+from morecl.nn.linear import torchs_own
 from morecl.random import generator
 from morecl.training import Batch
 
@@ -89,6 +90,7 @@ def test_hals_anchors_are_found_by_captured_steps(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(*anchors, rtol=1e-4, atol=1e-4)
 
 
+@torchs_own()
 def test_compiled_blocks_are_traced_to_the_same_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward as ``torch.compile`` traces them, without code generation; one graph for all blocks."""
     torch._dynamo.reset()

@@ -350,6 +350,14 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "None as label": (GOOD, [0, None, 1, 2], "label 1 is None"),
     "text as labels": (GOOD, "abcd", "list"),
     "labels of two dimensions": (GOOD, np.zeros((4, 1), int), "dimension"),
+    "a number and true/false": (GOOD, [1, 0, 1, True], "the labels 1 and True are equal in Python"),
+    "two types of numbers": (GOOD, [2, 3, 3.0, 2], "the labels 3 and 3.0 are equal in Python"),
+    "two types in tuples": (GOOD, [("a", (1,)), "b", ("a", (True,)), "c"], r"the labels \('a', \(1,\)\) and .*True"),
+    "a class learned before, of another type": (
+        GOOD,
+        ["new", "new", 7.0, "d"],
+        "the labels 7 and 7.0 are equal in Python",
+    ),
     "no images at all": (None, list("abcd"), "images must be"),
     "a path alone": ("image.png", ["a"], "images must be"),
     "no labels": (GOOD, None, "labels are missing"),
@@ -498,7 +506,7 @@ def test_settings_that_are_said_to_change_nothing_change_nothing(method: str, of
             config.parse(off | changes).refuse_switched_off([key])
 
     def answers(settings: dict[str, Any]) -> Any:
-        learner = tiny.create(method, **off, **settings)
+        learner = METHODS[method](config.parse(tiny.settings_for(method, **off) | settings))  # `create` refuses them
         for kinds in ((0, 1), (2, 3)):
             learner.learn_task(*tiny.task(kinds, [f"k{k}" for k in kinds], 6))
         images = tiny.task(range(5), "abcde", 3)[0]
@@ -530,6 +538,14 @@ def test_settings_without_effect_are_refused(method: str, off: dict[str, Any], g
             config.refuse_switched_off(off | given, further=further)
         config.refuse_switched_off(off, further=further)
     METHODS[method].Config.parse(given).refuse_switched_off(given)
+    with pytest.raises(InputError, match=f"would change nothing with {cause}"):
+        tiny.create(method, **off, **given)
+    learner = tiny.create(method, **off)
+    learner.learn_task(*tiny.task([0], ["a"], 4))
+    before = learner.config
+    with pytest.raises(InputError, match=f"would change nothing with {cause}"):
+        learner.configure(**given)
+    assert learner.config == before
 
 
 @pytest.mark.parametrize("method", ["more", "morerp"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -202,3 +203,14 @@ def test_what_the_page_says_of_ping_pong_and_of_masks_is_in_the_record() -> None
     assert f"with 192 dimensions {narrow} and {narrow_backward}" in text
     wide, small, large = (change(f"attention, backward/{dim}", "no masks in whole tiles") for dim in (384, 192, 768))
     assert f"its gradient takes {wide.replace(' ', ' us ', 1)}, with 192 dimensions {small}, with 768 {large}." in text
+
+
+def test_the_times_on_amds_cpus_are_those_of_the_record() -> None:
+    record = json.loads((BENCHMARKS / "cpu-linear.json").read_text())
+    times = {way: {what: median(record[way][what]) for what in ("train", "predict")} for way in ("torch", "onednn")}
+    pair = r"(\d+\.\d) s instead of (\d+\.\d)"
+    said = re.search(f"takes MORE {pair}, to predict 512 images after two tasks {pair}", " ".join(PAGE.split()))
+    assert said and record["images"] == 512
+    shown = [times[way][what] for what in ("train", "predict") for way in ("onednn", "torch")]
+    assert list(said.groups()) == [f"{seconds:.1f}" for seconds in shown]
+    assert record["differ"] < 1e-4

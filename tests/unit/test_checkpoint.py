@@ -428,12 +428,14 @@ def test_what_is_no_learner_at_all(tmp_path: Path, path: str) -> None:
 
 
 def test_the_folder_of_a_run_points_to_its_model(learner: Learner, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=f"has not finished, and `morecl resume {tmp_path}` completes it"):
-        morecl.load(tmp_path)
-    learner.save(tmp_path / "model")
-    with pytest.raises(InputError, match=f"it has no learner.json; did you mean {tmp_path / 'model'}?"):
-        morecl.load(tmp_path)
+    run = tmp_path / "a run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=f"has not finished, and `morecl resume '{run}'` completes it"):
+        morecl.load(run)
+    learner.save(run / "model")
+    with pytest.raises(InputError, match=f"it has no learner.json; did you mean {run / 'model'}?"):
+        morecl.load(run)
 
 
 def test_a_model_of_ones_own_images_is_opened_otherwise(tmp_path: Path) -> None:

@@ -163,6 +163,20 @@ def test_a_loss_that_is_not_finite_stops_at_the_end_of_its_epoch(value: float) -
     assert len(events) == 1
 
 
+def test_a_loss_that_explodes_stops_although_it_is_finite() -> None:
+    """Such a network knows nothing, but would be saved and scored as if it did."""
+    events: list[EpochDone] = []
+
+    def growing(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (p * 0).sum() + 2.0 * 100.0 ** len(events)  # 2, 200, 20,000: the third epoch's
+
+    with pytest.raises(DivergedError, match=r"loss of task 5 grew from 2 to 2e\+04 in epoch 3 of 4; lower .*lr"):
+        run(growing, epochs=4, listener=events.append)
+    assert [event.loss for event in events] == [2.0, 200.0]
+    run(lambda p, x: (p * 0).sum() + 5000.0 * (1 + len(events)), epochs=2)  # large from the beginning
+    run(lambda p, x: (p * 0).sum() + 900.0 * (len(events) > 0), epochs=2, listener=events.append)  # from 0
+
+
 def test_a_last_step_that_blows_up_is_no_result() -> None:
     """The loss of an epoch is that of the weights before each step; what the last one made of them counts, too."""
     with pytest.raises(DivergedError, match="task 5 left numbers that are not finite"):

@@ -125,7 +125,11 @@ def folder_notes(learner: Learner, stream: TaskStream) -> list[str]:
     total = len(dataset.y_train) + len(dataset.y_test)
     held_out = f"held out for {purpose}, never learned: {each} {images} per class ({len(dataset.y_test)} of {total})"
     size = learner.backbone.input.resize
-    resized = f"images are resized to {size} px for backbone {learner.backbone.architecture or learner.backbone.name}"
+    backbone = f"backbone {learner.backbone.architecture or learner.backbone.name}"
+    if dataset.chosen_side:
+        then = "" if dataset.side == size else f", then to {size} px for {backbone}"
+        return [held_out, f"images are resized to {dataset.side} px, the recipe's folder_size{then}"]
+    resized = f"images are resized to {size} px for {backbone}"
     if size < LARGER_SIZE and learner.config.image_size is None:
         resized += f"; --backbone {LARGER_BACKBONE} keeps {LARGER_SIZE} px"
     return [held_out, resized]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +147,7 @@ def _display(title: str, folder: Path, work: Callable[[Watcher], Record], notes:
         if not ranks.tells_of_loss():
             raise SystemExit(INTERRUPTED) from None
         started = (folder / "run.json").is_file()
-        command = f"`{escape(ranks.command(f'resume {folder}'))}`"
+        command = f"`{escape(ranks.command(f'resume {shlex.quote(str(folder))}'))}`"
         exit_interrupted(f"{command} continues after the last finished task" if started else "nothing was written")
     print_summary([record], console)
     console.print(f"record: {escape(str(folder / 'result.json'))}", soft_wrap=True)

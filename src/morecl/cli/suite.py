@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -57,7 +58,7 @@ def suite(
     runs.show(outcomes, console)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise SystemExit(FAILED)
-    command = f"morecl report {escape(str(out))} --format html --out report.html"
+    command = f"morecl report {escape(shlex.quote(str(out)))} --format html --out report.html"
     console.print(f"all tables and figures: {command}", soft_wrap=True)
 
 

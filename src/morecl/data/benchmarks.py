@@ -124,7 +124,7 @@ def load_recipe(name: str) -> Recipe:
     if not file.is_file():
         raise InputError(f"there is no recipe file {file}; packaged benchmarks: {', '.join(recipe_names())}.")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
     recipe = replace(_parse(file.stem, text, str(file)), source=str(file))
@@ -185,6 +185,7 @@ def build_stream(
         progress=progress,
         folder_size=next(size for size in (folder_size, recipe.folder_size, FOLDER_SIZE) if size is not None),
     )
+    dataset = replace(dataset, chosen_side=recipe.folder_size is not None)
     order = orders.class_order(recipe.dataset, len(dataset.classes), class_order, seed)
     if recipe.classes is not None:
         dataset, order = _only(dataset, order, recipe.classes)

@@ -219,11 +219,16 @@ def _is_model(path: Path) -> bool:
     return all(os.path.exists(path / name) for name in _MODEL)
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a folder of that name is no class."""
+    return name.startswith((".", "__"))
+
+
 def _subfolders(path: Path) -> dict[str, list[Path]]:
     """Name -> folders, both sorted; without hidden ones and without models that were put among the photos."""
     found: dict[str, list[Path]] = {}
     for folder in sorted(path.iterdir()):
-        if folder.is_dir() and not folder.name.startswith((".", "__")) and not _is_model(folder):
+        if folder.is_dir() and not is_hidden(folder.name) and not _is_model(folder):
             if folder.name != folder.name.strip():  # in a list nobody sees how it differs from the name without
                 raise InputError(
                     f"the name of the folder {str(folder)!r} begins or ends with a blank; rename the folder."

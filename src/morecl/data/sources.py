@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,16 +101,16 @@ def fetch(name: str, source: Source, root: Path, progress: bool) -> Dataset:
 
     The .npz gets its name when it is complete; if anything fails, nothing is left behind.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=root) as temporary, _output(progress):
-            arrays = source.read(Path(temporary), True)
-    except _UNREACHABLE as error:
-        raise absent(name, source, root, f"could not be downloaded ({_first_line(error)})") from error
     target = root / f"{name}.npz"
-    checked(name, arrays, target, source.classes)
-    with atomic_path(target) as path, path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    with _made(root):
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=root) as made, _output(progress):
+                arrays = source.read(Path(made), True)
+        except _UNREACHABLE as error:
+            raise absent(name, source, root, f"could not be downloaded ({_first_line(error)})") from error
+        checked(name, arrays, target, source.classes)
+        with atomic_path(target) as path, path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
     del arrays
     return read_npz(name, target, source.classes, progress=progress)  # as later runs will
 
@@ -217,6 +217,20 @@ def _rgb64(path: Path) -> NDArray[np.uint8]:
     if pixels.shape != (64, 64, 3):
         raise InputError(f"{path} has shape {pixels.shape}; the images of Tiny-ImageNet are 64 x 64.")
     return pixels
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and its parents. If the block fails, those that were made are removed where they are empty."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in created:
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 @contextmanager

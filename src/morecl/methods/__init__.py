@@ -50,6 +50,7 @@ def create(method: str, **settings: Any) -> Learner:
     cls = method_class(method)
     config = cls.Config.parse(settings)
     cls.Config.refuse_idle(method, settings)
+    config.refuse_switched_off(settings, further=True)
     return cls(config)
 
 

@@ -165,6 +165,7 @@ class Learner(BetweenTasks, ABC):
             images: uint8 (N, H, W, 3) or (N, H, W); or a list or an iterator of PIL images, paths or single arrays; or,
                 without ``labels``, the path of a folder with one sub-folder of images per class.
             labels: N labels, none of which has been learned before: text, numbers, true/false, or tuples of these.
+                1, 1.0 and ``True`` are equal in Python, so only one of them can be a class.
             listener: called after each epoch.
 
         Raises:

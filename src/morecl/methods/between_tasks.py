@@ -146,8 +146,10 @@ class BetweenTasks(TrainingTools):
         if settings.get("preset", "") is None and getattr(self.config, "preset", None):  # ours again
             names = {name for preset in self.Config.presets.values() for name in preset}
             settings = {**{name: self.Config.model_fields[name].default for name in names}, **settings}
+        given = list(settings)
         settings = {**self.Config.preset_settings(settings), **settings}
         config = self.Config.parse(self.config.model_dump() | settings)
+        config.refuse_switched_off(given, further=True)
         config.refuse_classes(len(self.classes))
         self.Config.refuse_idle(self.name, settings, self.config.model_dump())
         differing = [key for key in settings if getattr(config, key) != getattr(self.config, key)]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from morecl.nn.linear import linear
+
 WIDTH_STEP = 16  # widths of folded adapters are multiples of this, as matrix units prefer
 
 
@@ -99,7 +101,7 @@ class AdapterSlot(nn.Module):
         if self.w1.numel() == 0:
             return h
         if self.w1.dim() == 2:
-            return h + F.linear(F.relu(F.linear(h, self.w1, self.b1)), self.w2, self.b2)
+            return h + linear(F.relu(linear(h, self.w1, self.b1)), self.w2, self.b2)
         flat = h.reshape(self.w1.shape[0], -1, h.shape[-1])  # (G, B L, D)
         hidden = F.relu(torch.baddbmm(self.b1[:, None], flat, self.w1.mT))
         return h + torch.baddbmm(self.b2[:, None], hidden, self.w2.mT).view_as(h)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from morecl.nn import ahead, fused
+from morecl.nn import ahead, fused, linear
 from morecl.nn.adapter import Adapters, AdapterSlot, AdapterWeights
 from morecl.nn.families import ViT, family_of
 from morecl.nn.families.base import BLOCK_NORMS, BRANCH_ENDS
@@ -200,7 +200,8 @@ class AdaptedViT:
         else:
             if adapters is not None and masks is not None:
                 adapters = adapters.under(masks)
-            with self._turn:  # the template holds the weights of one call at a time
+            # the template holds the weights of one call at a time
+            with self._turn, linear.torchs_own(plain):
                 features = self._plain_trunk(
                     prefix, parameters, adapters, body, compiled and not observed, observe_last
                 )
@@ -343,8 +344,8 @@ class ClassTokenBlock(nn.Module):
         dim = attn.proj.in_features
         weight = attn.qkv.weight
         bias = attn.qkv.bias
-        q = F.linear(x[:, :1].contiguous(), weight[:dim], None if bias is None else bias[:dim])
-        kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])
+        q = linear.linear(x[:, :1].contiguous(), weight[:dim], None if bias is None else bias[:dim])
+        kv = linear.linear(x, weight[dim:], None if bias is None else bias[dim:])
         parts = (part.unflatten(-1, (-1, attn.num_heads, dim // attn.num_heads)) for part in (q, kv))
         (q,), (k, v) = (part.permute(2, 0, 3, 1, 4) for part in parts)  # each (B, heads, tokens, D / heads)
         out = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
@@ -391,6 +392,8 @@ def _template(block: nn.Module) -> nn.Module:
         for name, child in part.named_children():
             if type(child) is nn.GELU and child.approximate == "none":
                 setattr(part, name, Gelu())
+            if type(child) is nn.Linear:
+                setattr(part, name, linear.Linear.of(child))
     return template
 
 

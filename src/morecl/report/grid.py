@@ -221,14 +221,15 @@ def _is_ablated(record: Record, path: str, value: Any) -> bool:
     """Whether the paper varies this setting and its usual value is known."""
     key = path.split(".")[-1]
     if key == "memory_size":
-        return bool(value) and usual_memory(record.benchmark) is not None
+        return value is not None and usual_memory(record.benchmark) is not None
     return key in ("back_update", "coefficient")
 
 
 def _told(record: Record, back: str | None) -> frozenset[str]:
     """Settings that need no name: those of a back-update that has one, or that did not happen."""
     named = back not in (None, OTHER)
-    told = BACK_UPDATE_SETTINGS if named or setting(record, "back_update") is False else frozenset[str]()
+    none = setting(record, "back_update") is False or setting(record, "memory_size") == 0
+    told = BACK_UPDATE_SETTINGS if named or none else frozenset[str]()
     return told if back in (None, PAPERS) else told | {"back_update"}  # the paper's may be none, another is one
 
 

@@ -138,7 +138,7 @@ def back_update(record: Record) -> str | None:
     Without any it is the paper's where the paper has none either (Tiny-ImageNet), and else no back-update.
     """
     values = {path.split(".")[-1]: value for path, value in settings(record).items()}
-    if record.method != "more" or not values.keys() >= presets.MORE_DEFAULT.keys():
+    if record.method != "more" or not values.keys() >= presets.MORE_DEFAULT.keys() or values.get("memory_size") == 0:
         return None
     if values.get("back_update") is False:
         return PAPERS if paper_settings(record.benchmark).get("back_update") is False else None
@@ -237,6 +237,6 @@ def condition(record: Record) -> str | None:
     if setting(record, "coefficient") is False:
         changes.append("no_coefficient")
     size, size_there = setting(record, "memory_size"), usual_memory(record.benchmark)
-    if size and size_there and size != size_there:
+    if size is not None and size_there is not None and size != size_there:
         changes.append("half_memory" if 2 * size == size_there else "other_memory")
     return "+".join(changes) or "main"

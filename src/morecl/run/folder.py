@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def checkpoints(out: Path) -> list[Path]:
 
 def refuse_taken(out: Path, overwrite: bool) -> None:
     """Raise :class:`InputError` if ``out`` holds other files, or a run that may not be overwritten."""
+    if dangling := next((path for path in (out, *out.parents) if path.is_symlink() and not path.exists()), None):
+        raise InputError(f"{dangling} is a link that leads nowhere; remove it, or choose another folder")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; a run needs a folder")
     if not out.exists() or all(belongs_to_claim(path) or _LEFTOVER.fullmatch(path.name) for path in out.iterdir()):
@@ -58,7 +61,8 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
     if not overwrite and (out / RESULT).is_file():
         raise InputError(f"{out} holds a finished run: --overwrite replaces it, --out names another folder")
     if not overwrite:
-        raise InputError(f"{out} already holds a run: `morecl resume {out}` continues it, --overwrite starts over")
+        command = f"morecl resume {shlex.quote(str(out))}"
+        raise InputError(f"{out} already holds a run: `{command}` continues it, --overwrite starts over")
 
 
 def clear(out: Path) -> None:

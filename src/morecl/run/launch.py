@@ -19,7 +19,7 @@ from morecl.errors import DamagedError, InputError, RanksError
 from morecl.files import write_json
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.locking import claimed
-from morecl.methods import Learner, create
+from morecl.methods import Learner, method_class
 from morecl.nn.device import is_out_of_memory
 from morecl.parallel import Group
 from morecl.records import Record
@@ -59,11 +59,12 @@ def start(request: RunRequest, out: Path, *, overwrite: bool = False, watcher: W
     request = request.model_copy(update={"directory": request.directory or str(Path.cwd())})
     run = request.resolve()
     run.check()  # before the folder: a bad request is the first thing to correct
+    run.check_folder(out)
     if ranks.is_main():
         refuse_taken(out, overwrite)
     sizes = run.config.model_dump() | {"folder_size": run.recipe.folder_size}
     with _together(out) as group, sigterm_as_interrupt(), out_of_memory_explained(sizes, out):
-        learner = create(request.method, **run.settings)
+        learner = _new_learner(run)
         learner.join(group)
         key = images_key(run) if parallel.is_main(group) else ""  # before they are read: they may change now
         stream = build_task_stream(run, learner)
@@ -106,13 +107,17 @@ def _resume(out: Path, watcher: Watcher | None, group: Group | None) -> Record:
     saved = checkpoints(out)
     with _damage_explained(saved, out):
         measured = Measurements.read(saved[-1] / PROGRESS) if saved else Measurements()
-        learner = checkpoint.load(saved[-1]) if saved else create(request.method, **run.settings)
+        learner = checkpoint.load(saved[-1]) if saved else _new_learner(run)
     learner.join(group)
     stream = build_task_stream(run, learner)
     refuse_changed(run, learner, stream, measured, out)
     if parallel.is_main(group):
         remove_leftovers(out)
     return _learn(request, learner, stream, out, measured, watcher)
+
+
+def _new_learner(run: ResolvedRun) -> Learner:
+    return method_class(run.request.method)(run.config)
 
 
 @contextmanager
@@ -136,7 +141,7 @@ def _together(out: Path) -> Iterator[Group | None]:
     except RanksError as error:
         if not (out / RUN).is_file():
             raise
-        again = ranks.command(f"resume {out}")
+        again = ranks.command(f"resume {shlex.quote(str(out))}")
         raise RanksError(f"{error}. `{again}` continues after the last finished task") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ def out_of_memory_explained(settings: Mapping[str, Any], out: Path) -> Iterator[
         now = ", ".join(f"{name}={settings[name]}" for name in sizes if settings.get(name) is not None)
         advice = f"lower {', '.join(sizes[:-1])} or {sizes[-1]}{f' (now {now})' if now else ''}"
         if (out / RUN).is_file():
-            advice = f"free some and `morecl resume {out}`, or {advice} and start over with --overwrite"
+            command = f"morecl resume {shlex.quote(str(out))}"
+            advice = f"free some and `{command}`, or {advice} and start over with --overwrite"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error

@@ -14,6 +14,7 @@ from morecl.catalogue import SHIPPED
 from morecl.config import LearnerConfig
 from morecl.data import Division, Recipe, check_stream, load_recipe
 from morecl.data.datasets import FOLDER
+from morecl.data.folder import is_hidden
 from morecl.errors import InputError, first_problem
 from morecl.methods import method_class
 from morecl.run.folder import RUN
@@ -66,7 +67,7 @@ class RunRequest(BaseModel):
             request=self,
             benchmark=benchmark,
             recipe=load_recipe(benchmark),
-            given=_resolve_backbone(self.settings, base),
+            given=resolve_backbone(self.settings, base),
             data_root=None if self.data_root is None else base / Path(self.data_root).expanduser(),
         )
 
@@ -91,7 +92,7 @@ class ResolvedRun:
         if of_recipe is None:
             of_recipe = self._recipe_settings
         if self.recipe.source:
-            of_recipe = _resolve_backbone(of_recipe, Path(self.recipe.source).parent)
+            of_recipe = resolve_backbone(of_recipe, Path(self.recipe.source).parent)
         return effective_settings(self.request.method, self.given, of_recipe, self.request.seed)
 
     @cached_property
@@ -122,6 +123,20 @@ class ResolvedRun:
     def config(self) -> LearnerConfig:
         """All settings of the method, checked, with defaults. Raises as :meth:`check` does."""
         return method_class(self.request.method).Config.parse(self.settings)
+
+    def check_folder(self, out: Path) -> None:
+        """Raise :class:`InputError` if a run in ``out`` would lie among its images, where it would become a class."""
+        if not self.recipe.dataset.startswith(FOLDER):
+            return
+        images = Path(self.recipe.dataset.removeprefix(FOLDER)).expanduser().resolve()
+        if not out.resolve().is_relative_to(images):
+            return
+        inside = out.resolve().relative_to(images).parts
+        if not inside or not is_hidden(inside[0]):
+            raise InputError(
+                f"the run in {out} would lie in {images}, whose folders are the classes of the data set; choose a "
+                "folder elsewhere with --out"
+            )
 
     def check(self) -> None:
         """Raise :class:`InputError` if a setting is unknown, has no effect, or has a bad value, or if the classes
@@ -193,7 +208,7 @@ def read_request(out: Path) -> RunRequest:
         raise InputError(f"{out / RUN} cannot be read: {error}") from error
 
 
-def _resolve_backbone(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def resolve_backbone(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """``settings`` with the file of a backbone, if it is one, as found from ``base``."""
     if not isinstance(settings.get("backbone"), str):
         return dict(settings)

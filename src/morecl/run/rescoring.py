@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +51,7 @@ def rescore(
     with sigterm_as_interrupt(), claimed(folder):
         saved = checkpoints(folder)
         if not (folder / RESULT).is_file():
-            raise InputError(f"the run in {folder} is not finished: `morecl resume {folder}` first")
+            raise InputError(f"the run in {folder} is not finished: `morecl resume {shlex.quote(str(folder))}` first")
         _refuse_missing(folder, saved)
         run = request.resolve()
         measured, learner = Measurements(shared=Measurements.read(saved[-1] / PROGRESS).shared), None

@@ -75,13 +75,18 @@ def check_machine(config: LearnerConfig) -> None:
 
 def _included(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:
     """Whether the backbone is the included one as it is."""
-    used = {"backbone": SHIPPED, **recipe.settings, **given}
+    used = {"backbone": SHIPPED, **_of_any_backbone(method, recipe), **given}
     return bool(used["backbone"] == SHIPPED and _as_it_is(method, recipe, given))
+
+
+def _of_any_backbone(method: str, recipe: Recipe) -> Mapping[str, Any]:
+    """What the recipe sets for ``method`` on every backbone."""
+    return recipe.settings_for(method, included=False)
 
 
 def _as_it_is(method: str, recipe: Recipe, given: Mapping[str, Any]) -> bool:
     """Whether the backbone is pre-trained and frozen."""
-    used = {"pretrained": True, "freeze_backbone": True, **recipe.settings, **given}
+    used = {"pretrained": True, "freeze_backbone": True, **_of_any_backbone(method, recipe), **given}
     switches = method_class(method).Config.parse({key: used[key] for key in ("pretrained", "freeze_backbone")})
     return switches.pretrained and switches.freeze_backbone  # "off" was one, too
 

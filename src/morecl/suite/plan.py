@@ -2,7 +2,7 @@
 
     description = "one line for `morecl list suites`"
     seeds = [0, 1, 2, 3, 4]
-    class_order = "seed"        # class order k for seed k, as in the paper's five runs; or "0".."4", or "random"
+    class_order = "seed"        # class order k for seed k, as in the paper's five runs; or 0 to 4, or "random"
 
     [settings]                  # used by every method that has the setting, as in a benchmark's recipe
     epochs = 5
@@ -30,17 +30,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from morecl.data import ORDERS
 from morecl.errors import InputError, placed, unknown_name
 from morecl.methods import method_class
 from morecl.run import RunRequest, default_folder
+from morecl.run.request import resolve_backbone
 
 WITH_SEED = "seed"
 
 _Number = TypeVar("_Number", int, float)
 _Count = Annotated[int, Field(ge=1)]
+_Order = Annotated[str, BeforeValidator(lambda order: str(order) if type(order) is int else order)]
 _COUNT = "a whole number of at least 1"
 _SEEDS = "a list of whole numbers, such as [0, 1, 2]"
 
@@ -80,7 +82,7 @@ class Suite(BaseModel):
     name: str
     description: str = Field(description="one line of text")
     seeds: list[int] = Field([0], min_length=1, description=_SEEDS)
-    class_order: str = Field(WITH_SEED, description='"seed", "0" to "4", or "random"')
+    class_order: _Order = Field(WITH_SEED, description='"seed", a whole number from 0 to 4, or "random"')
     settings: dict[str, Any] = Field({}, description="a table, [settings]")
     methods: dict[str, dict[str, Any]] = Field(
         {}, description="settings of one method, such as [methods.hat]; the methods to run belong under [[runs]]"
@@ -105,7 +107,8 @@ def suite_names() -> list[str]:
 def load_suite(name: str) -> Suite:
     """A packaged suite, or a user's ``.toml`` file.
 
-    In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) is relative to that file.
+    In a file, a benchmark that is a path (``folder:PATH`` or ``FILE.toml``) and the file of a backbone are relative to
+    that file.
     """
     if name in suite_names():
         return _parse(name, (_packaged() / f"{name}.toml").read_text(encoding="utf-8"), f"suite {name}")
@@ -115,13 +118,16 @@ def load_suite(name: str) -> Suite:
     if not file.is_file():
         raise InputError(f"there is no suite file {file}; packaged suites: {', '.join(suite_names())}.")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file in UTF-8 ({error}).") from error
     suite = _parse(file.stem, text, str(file))
     here = file.resolve().parent
-    groups = [g.model_copy(update={"benchmarks": [_beside(here, b) for b in g.benchmarks]}) for g in suite.runs]
-    return suite.model_copy(update={"runs": groups})
+    with placed(str(file)):
+        settings = resolve_backbone(suite.settings, here)
+        methods = {method: resolve_backbone(values, here) for method, values in suite.methods.items()}
+        groups = [_group_beside(here, group) for group in suite.runs]
+    return suite.model_copy(update={"settings": settings, "methods": methods, "runs": groups})
 
 
 def plan(
@@ -140,7 +146,7 @@ def plan(
         seeds: replace the file's seeds.
     """
     given = settings or {}
-    own = {key for values in suite.methods.values() for key in values}
+    own = {key for values in (*suite.methods.values(), *(group.settings for group in suite.runs)) for key in values}
     if "seed" in own | suite.settings.keys() | given.keys():
         raise InputError("a suite has no setting `seed`: use seeds = [...] in its file, or --seeds")
     seeds = suite.seeds if seeds is None else seeds
@@ -239,7 +245,8 @@ def _planned(
             request = request.model_copy(update={"settings": kept})
             run = request.resolve()
         run.check()
-    folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
+        folder = default_folder(out, run.recipe.name, method, order, seed, group.variant)
+        run.check_folder(folder)
     return PlannedRun(request, folder, f"{run.recipe.name} {folder.parent.name} order {order} seed {seed}")
 
 
@@ -253,6 +260,12 @@ def _check_variant(suite: Suite, group: Group) -> None:
 
 def _packaged() -> Any:
     return files("morecl.suite") / "suites"
+
+
+def _group_beside(folder: Path, group: Group) -> Group:
+    """``group``, whose relative paths are relative to ``folder``."""
+    benchmarks = [_beside(folder, benchmark) for benchmark in group.benchmarks]
+    return group.model_copy(update={"benchmarks": benchmarks, "settings": resolve_backbone(group.settings, folder)})
 
 
 def _beside(folder: Path, benchmark: str) -> str:

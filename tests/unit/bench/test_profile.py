@@ -14,6 +14,7 @@ from morecl.bench import profile
 from morecl.bench.profile import Kernel, ProfileSize, StepProfile
 from morecl.errors import InputError
 from morecl.methods.more import More
+from morecl.nn.linear import torchs_own
 from morecl.progress import EpochDone
 
 SIZE = ProfileSize(images=16, settings=tiny.settings_for("more", back_update_epochs=3))
@@ -48,6 +49,7 @@ def test_every_kernel_counts_once_in_the_first_group_that_matches() -> None:
     assert list(found)[:2] == ["matrix products", "GELU"]
 
 
+@torchs_own()  # whose products have one name on every CPU
 def test_the_profile_is_of_one_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     starts: list[int] = []

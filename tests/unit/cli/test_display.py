@@ -35,7 +35,12 @@ class Stream(list[None]):
     def __init__(self, tasks: int, name: str = "digits", y_test: tuple[int, ...] = (0, 1), train: int = 8):
         super().__init__([None] * tasks)
         self.dataset = SimpleNamespace(
-            name=name, y_test=np.array(y_test), y_train=np.zeros(train), classes=("a", "b"), skipped=("broken.png",)
+            name=name,
+            y_test=np.array(y_test),
+            y_train=np.zeros(train),
+            classes=("a", "b"),
+            skipped=("broken.png",),
+            chosen_side=False,
         )
 
 

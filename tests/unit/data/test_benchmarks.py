@@ -156,6 +156,11 @@ def test_wrong_recipe_file(tmp_path: Path, text: str, message: str) -> None:
         load_recipe(str(tmp_path / "mine.toml"))
 
 
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('dataset = "digits"\ntasks = 5\n', encoding="utf-8-sig")
+    assert load_recipe(str(tmp_path / "mine.toml")).dataset == "digits"
+
+
 def test_unknown_recipe() -> None:
     with pytest.raises(InputError, match="unknown benchmark 'cifar10-5'; did you mean 'cifar10-5t'"):
         load_recipe("cifar10-5")

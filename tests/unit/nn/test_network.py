@@ -16,6 +16,7 @@ from morecl.nn import network as network_module
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.backbone import Backbone, fingerprint, load_backbone
 from morecl.nn.heads import GrowingHead, task_head
+from morecl.nn.linear import torchs_own
 from morecl.nn.network import AdaptedViT
 from morecl.random import generator
 
@@ -50,6 +51,7 @@ def every_token(network: AdaptedViT, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", "deit_tiny_patch16_224", MEAN_POOLED])
+@torchs_own()
 def test_features_are_timms_until_something_is_learned(name: str) -> None:
     """Bit for bit: without adapters, with new ones, with a new task's norms. timm's own network is unchanged."""
     backbone, x, expected = build(name)
@@ -229,6 +231,7 @@ def test_only_what_is_passed_in_can_learn() -> None:
     assert all(p.grad is None for p in backbone.vit.parameters())
 
 
+@torchs_own()
 def test_a_tasks_norms_are_copies_of_every_norm() -> None:
     backbone, x, expected = build(SHIPPED)
     network, vit = AdaptedViT(backbone.vit), backbone.vit
@@ -282,6 +285,7 @@ def test_several_tasks_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", [SHIPPED, "test_vit", MEAN_POOLED, "deit_tiny_patch16_224"])
+@torchs_own()
 def test_a_body_is_the_backbone_until_it_is_trained(name: str) -> None:
     """Bit for bit. The features depend on every weight, patch embedding included; timm's own network is unchanged."""
     backbone, x, expected = build(name)

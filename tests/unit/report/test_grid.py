@@ -92,6 +92,15 @@ def test_without_back_update_more_is_the_papers_where_the_paper_has_none() -> No
     assert told not in notes([ours, theirs, elsewhere])
 
 
+def test_a_run_without_memory_is_named_and_has_nobodys_back_update() -> None:
+    assert list(aca_cells([with_aca(70.0, "derpp", config={"memory_size": 0})])) == ["DER++ (memory size 0)"]
+    for values in (presets.MORE_DEFAULT, presets.MORE["paper"]):
+        record = with_aca(70.0, config={**values, "back_update": True, "memory_size": 0})
+        assert list(aca_cells([record])) == ["MORE (memory size 0)"]
+    other = with_aca(70.0, "derpp", benchmark="digits-unequal", config={"memory_size": 200})
+    assert len(aca_cells([with_aca(60.0, "derpp", config={"memory_size": 0}), other])) == 2
+
+
 def test_an_ablation_is_named_even_where_nothing_varies() -> None:
     assert list(aca_cells([with_aca(70.0, config={"coefficient": False})])) == ["MORE (no coefficient)"]
 

@@ -25,6 +25,8 @@ TINY = {**OURS, "back_update": False, "memory_size": 2000}  # the paper has no b
         (make_record("gd", "cifar10-5t"), "aca", (89.16, 0.53)),
         (make_record("more", "cifar10-5t", config={"memory_size": 100}), "aca", (88.13, 1.16)),
         (make_record("more", "cifar10-5t", config={"memory_size": 77}), "aca", None),
+        (make_record("derpp", "cifar10-5t", config={"memory_size": 0}), "aca", None),
+        (make_record("more", "cifar10-5t", config={**presets.MORE["paper"], "memory_size": 0}), "aca", None),
         (make_record("more", "cifar10-5t", config={"coefficient": False}), "aia", (93.36, 0.79)),
         (make_record("more", "cifar10-5t", config={"back_update": False}), "aia", (93.86, 1.12)),
         (make_record("more", "cifar10-5t", config={"back_update": True}), "iauc", (88.06, 1.84)),

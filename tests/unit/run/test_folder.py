@@ -74,3 +74,12 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path, overwrite: bool) -
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="is not empty and holds no run"):
         refuse_taken(tmp_path, overwrite)
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for out in (tmp_path / "link", tmp_path / "link" / "run"):
+        with pytest.raises(InputError, match=f"{tmp_path / 'link'} is a link that leads nowhere"):
+            refuse_taken(out, overwrite=True)
+    (tmp_path / "nowhere").mkdir()
+    refuse_taken(tmp_path / "link", overwrite=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ from PIL import Image
 import morecl
 import tiny
 from morecl.data import build_stream, load_recipe
-from morecl.errors import InputError
+from morecl.errors import InputError, RanksError
 from morecl.files import SEAL, sealed, write_json
 from morecl.locking import LOCK, claimed
-from morecl.run import RunRequest, Watcher, measurements, resume, start
+from morecl.run import RunRequest, Watcher, launch, measurements, resume, start
+from morecl.suite.plan import Suite, plan
+from morecl.tune import tune
 
 
 def names(folder: Path) -> list[str]:
@@ -135,6 +139,15 @@ def test_the_file_of_a_recipes_backbone_is_beside_the_recipe(tmp_path: Path, mon
     assert not (tmp_path / "other").exists()
 
 
+def test_ranks_that_lose_each_other_say_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "run.json").touch()
+    message = f"lost the others. `morecl resume '{folder}'` continues after the last finished task"
+    with pytest.raises(RanksError, match=message), launch._together(folder):
+        raise RanksError("lost the others")
+
+
 def test_what_a_method_cannot_learn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     request = RunRequest(method="icarl", benchmark="digits-5t", settings={"memory_size": 9, "epochs": 1})
     with pytest.raises(InputError, match="memory_size=9 cannot hold an exemplar of each of 10 classes"):
@@ -233,6 +246,35 @@ def test_a_watcher_can_tell_how_many_photos_are_held_out_and_how_far_they_are_sh
     )
     assert seen == [(record.data.train_images, record.data.test_images, 32, not split)]
     assert (sum(seen[0][:2]), seen[0][1] < 10) == ((40, False) if split else (20, True))
+
+
+@pytest.mark.parametrize("inside", [".", "runs/1", "../photos/runs"])
+def test_a_run_among_its_own_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    """Its folder would be a class from then on, for this run when it is resumed and for every later one."""
+    for name in ("kiwi", "apple"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (30, 20), (20 * i, 90, 40)).save(tmp_path / "photos" / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path / "photos")
+    request = RunRequest(method="ncm", benchmark="folder:.")
+    suite = Suite.model_validate(
+        {"name": "mine", "description": "", "runs": [{"methods": ["ncm"], "benchmarks": ["folder:."]}]}
+    )
+    begun: tuple[Callable[[], object], ...] = (
+        lambda: start(request, Path(inside)),
+        lambda: plan(suite, Path(inside)),
+        lambda: tune(
+            request.model_copy(update={"validation": 0.2, "method": "more"}),
+            lrs=[0.1], epochs=[1], seeds=[0], out=Path(inside), watch=lambda title: nullcontext(Watcher()),
+        ),
+    )  # fmt: skip
+    for begin in begun:
+        with pytest.raises(InputError, match=r"whose folders are the classes of the data set.*--out"):
+            begin()
+    assert names(tmp_path / "photos") == ["apple", "kiwi"]
+    start(request, Path(".runs/1"))
+    start(request, tmp_path / "runs")
+    assert load_recipe("folder:.").dataset and names(tmp_path / "photos") == [".runs", "apple", "kiwi"]
 
 
 def test_the_model_of_a_folder_predicts_class_names_and_scores_files_as_the_run_did(tmp_path: Path) -> None:

@@ -83,11 +83,11 @@ def test_finished_tasks_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     whole = start(REQUEST, tmp_path / "whole")
     with monkeypatch.context() as patch:
         fail_in(patch, 2, RuntimeError(ALLOCATOR))
-        for attempt in (lambda: start(REQUEST, tmp_path / "run"), lambda: resume(tmp_path / "run")):
-            with pytest.raises(InputError, match=r"free some and `morecl resume .*run`, or lower image_size"):
+        for attempt in (lambda: start(REQUEST, tmp_path / "a run"), lambda: resume(tmp_path / "a run")):
+            with pytest.raises(InputError, match=r"free some and `morecl resume '.*a run'`, or lower image_size"):
                 attempt()
-            assert (tmp_path / "run" / "checkpoint-2").is_dir()
-    assert resume(tmp_path / "run").accuracy_matrix == whole.accuracy_matrix
+            assert (tmp_path / "a run" / "checkpoint-2").is_dir()
+    assert resume(tmp_path / "a run").accuracy_matrix == whole.accuracy_matrix
 
 
 def test_on_the_command_line(

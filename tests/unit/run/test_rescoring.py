@@ -97,6 +97,14 @@ def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path) -> None:
         rescore(tmp_path / "run", "more", {"coefficient": False})
 
 
+def test_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "run.json").write_text(request().model_dump_json(), encoding="utf-8")
+    with pytest.raises(InputError, match=f"is not finished: `morecl resume '{folder}'` first"):
+        rescore(folder, "more", {"coefficient": False})
+
+
 def test_a_method_that_does_not_fit_is_refused_before_checkpoints_are_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -78,6 +78,9 @@ def test_a_backbone_that_is_trained_or_of_the_recipe_is_not_the_included_one(giv
     assert effective_settings("more", recipe, given, 0)["epochs"] == DIGITS.settings["epochs"]
     own = replace(recipe, settings={**DIGITS.settings, **given})
     assert effective_settings("more", own, {}, 0)["epochs"] == DIGITS.settings["epochs"]
+    of_more = replace(recipe, methods={"more": given})
+    assert effective_settings("more", of_more, {}, 0)["epochs"] == DIGITS.settings["epochs"]
+    assert effective_settings("hat", of_more, {}, 0)["epochs"] == 5
 
 
 VIT = {"backbone": "deit_small_patch16_224"}

@@ -139,7 +139,8 @@ RUNS = "description = 'a'\n[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t
         (f"methods = ['ncm']\n{RUNS}", r"methods = \['ncm'\]; expected settings of one method"),
         (f"methods = {{ncm = 3}}\n{RUNS}", r"methods = {'ncm': 3}; expected settings of one method"),
         (f"seeds = [0.5]\n{RUNS}", r"seeds = \[0.5\]; expected a list of whole numbers"),
-        (f"class_order = 1\n{RUNS}", 'class_order = 1; expected "seed", "0" to "4", or "random"'),
+        (f"class_order = 1.0\n{RUNS}", 'class_order = 1.0; expected "seed", a whole number from 0 to 4, or "random"'),
+        (f"class_order = true\n{RUNS}", 'class_order = True; expected "seed", a whole number from 0 to 4, or "random"'),
         (RUNS.replace("'x'", "'../x'"), "number 1: variant = '../x'; expected small"),
         ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['a']", "description is missing; expected one line of text"),
     ],
@@ -150,6 +151,16 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, text: str, message: 
     with pytest.raises(InputError, match=message) as caught:
         load_suite(str(file))
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["3", "'3'"])
+def test_a_number_as_class_order_is_the_same_as_its_text(tmp_path: Path, order: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"class_order = {order}\nseeds = [0, 1]\n{RUNS}")
+    assert [run.request.class_order for run in plan(load_suite(str(file)), OUT)] == ["3", "3"]
+    file.write_text(f"class_order = 7\n{RUNS}")
+    with pytest.raises(InputError, match="no class order '7'"):
+        plan(load_suite(str(file)), OUT)
 
 
 def test_unknown_suites_name_the_nearest() -> None:
@@ -171,6 +182,49 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert photos.request.benchmark == f"folder:{tmp_path / 'photos'}"
     assert own.request.benchmark == str(tmp_path / "own.toml")
     assert folders([photos, own]) == ["folder_photos/ncm/order-0-seed-0", "own/ncm/order-0-seed-0"]
+
+
+def test_the_file_of_a_backbone_is_relative_to_the_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "suites", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir()
+        shutil.copy(BACKBONE, place / "net.safetensors")
+    (folder / "mine.toml").write_text("""
+description = "a"
+[settings]
+backbone = "net.safetensors"
+[methods.slda]
+backbone = "deit_tiny_patch16_224@net.safetensors"
+[[runs]]
+methods = ["ncm", "slda"]
+benchmarks = ["digits-5t"]
+[[runs]]
+methods = ["ncm"]
+benchmarks = ["digits-5t"]
+variant = "other"
+settings = { backbone = "../suites/other.pt" }
+[[runs]]
+methods = ["ncm"]
+benchmarks = ["digits-5t"]
+variant = "named"
+settings = { backbone = "deit_tiny_patch16_224" }
+""")
+    monkeypatch.chdir(elsewhere)
+    suite = load_suite("../suites/mine.toml")
+    assert [run.request.settings["backbone"] for run in plan(suite, OUT)] == [
+        f"{folder}/net.safetensors",
+        f"deit_tiny_patch16_224@{folder}/net.safetensors",
+        f"{folder}/../suites/other.pt",
+        "deit_tiny_patch16_224",
+    ]
+    given = plan(suite, OUT, settings={"backbone": "net.safetensors"})[0].request.resolve()
+    assert given.config.backbone == str(elsewhere / "net.safetensors")  # of the command line
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RUNS, encoding="utf-8-sig")
+    assert load_suite(str(file)).description == "a"
 
 
 def test_tasks_of_unequal_size_reach_the_command_line() -> None:
@@ -996,6 +1050,7 @@ def test_settings_of_one_method(tmp_path: Path) -> None:
     for wrong, message in (
         ("[methods.hat]\nlr = 1.0\n", "method that it does not run"),
         ("[methods.more]\nseed = 1\n", "a suite has no setting `seed`"),
+        ("[[runs]]\nmethods = ['ncm']\nbenchmarks = ['digits-5t']\nsettings = { seed = 1 }\n", "no setting `seed`"),
         ("[methods.more]\nlrr = 1.0\n", "unknown setting 'lrr'"),
     ):
         file.write_text(text.replace("[[runs]]", wrong + "[[runs]]"))

@@ -180,7 +180,10 @@ def needed_width(table: Table) -> int:
     return total
 
 
-def print_entry(console: Console, title: str, details: Sequence[str]) -> None:
-    """A row of a table that a narrow terminal has no room for: its title, and under it all else."""
-    console.print(Text(title, style="bold"), emoji=False)
+def print_entry(console: Console, title: str, details: Sequence[str], *, whole: bool = False) -> None:
+    """A row of a table that a narrow terminal has no room for: its title, and under it all else.
+
+    ``whole``: the title is one line, however long it is, so that it can be copied.
+    """
+    console.print(Text(title, style="bold"), emoji=False, soft_wrap=whole)
     console.print(Padding(Text(", ".join(details)), (0, 0, 0, 2)))
