@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 
-def call(address: str, fields: dict[str, str] | None = None, files: list[Path] | None = None) -> Any:
-    """GET, or POST if there are files. A refusal ends the program with the server's reason."""
-    headers, body = {}, None
+def call(address: str, body: bytes | None = None, kind: str = "") -> Any:
+    """GET, or POST if there is a body. A refusal ends the program with the server's reason."""
+    headers = {"Content-Type": kind} if body else {}
     if token := os.environ.get("MORECL_TOKEN"):
         headers["Authorization"] = f"Bearer {token}"
-    if files is not None:
-        body, headers["Content-Type"] = form(fields or {}, files)
     try:
         with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=120) as answer:
             return json.load(answer)
@@ -36,20 +34,38 @@ def call(address: str, fields: dict[str, str] | None = None, files: list[Path] |
         sys.exit(f"{address} cannot be reached: {error}")
 
 
+def send(server: str, path: str, files: list[Path], fields: dict[str, str] | None = None) -> Any:
+    """POST the files, unless they are more than the server takes: it would hang up without a word that arrives."""
+    body, kind = form(fields or {}, files)
+    most = call(f"{server}/info")["limits"]["request_bytes"]
+    if len(body) > most:
+        have = f"{len(files)} files have {len(body) / 2**20:.0f} MiB; the server takes {most / 2**20:.0f} at once"
+        sys.exit(f"{have}: send fewer at a time, and teach a large class in several lessons")
+    return call(f"{server}/{path}", body, kind)
+
+
 def form(fields: dict[str, str], files: list[Path]) -> tuple[bytes, str]:
     """multipart/form-data, and the header that goes with it."""
     boundary = uuid.uuid4().hex
     parts = [f'name="{name}"\r\n\r\n{text}\r\n'.encode() for name, text in fields.items()]
-    parts += [b'name="files"; filename="%d"\r\n\r\n%b\r\n' % (i, file.read_bytes()) for i, file in enumerate(files)]
+    parts += [b'name="files"; filename="%d"\r\n\r\n%b\r\n' % (i, content(file)) for i, file in enumerate(files)]
     start = f"--{boundary}\r\nContent-Disposition: form-data; ".encode()
     body = b"".join(start + part for part in parts) + f"--{boundary}--\r\n".encode()
     return body, f"multipart/form-data; boundary={boundary}"
 
 
-def ask(server: str, files: list[Path], at_once: int = 32) -> None:
+def content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        print(f"{file}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def ask(server: str, files: list[Path], at_once: int = 8) -> None:
     for start in range(0, len(files), at_once):
         chosen = files[start : start + at_once]
-        for file, answer in zip(chosen, call(f"{server}/predict", files=chosen)["answers"], strict=True):
+        for file, answer in zip(chosen, send(server, "predict", chosen)["answers"], strict=True):
             if "error" in answer:
                 print(f"{file}: {answer['error']}")
             elif answer["unknown"]:
@@ -60,7 +76,7 @@ def ask(server: str, files: list[Path], at_once: int = 32) -> None:
 
 def teach(server: str, name: str, files: list[Path]) -> None:
     """Start a lesson and wait for its end. Images of a class that it knows are added to it."""
-    job = call(f"{server}/teach", {"name": name, "more": "true"}, files)
+    job = send(server, "teach", files, {"name": name, "more": "true"})
     while job["state"] in ("queued", "running"):
         print(f"{job['share']:4.0%} {job['step']}", flush=True)
         time.sleep(1)

@@ -98,10 +98,10 @@ class Browser:
         self.call("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=found["objectId"])
 
     def press_enter(self) -> None:
-        for kind, text in (("keyDown", "\r"), ("keyUp", "")):
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text=text, windowsVirtualKeyCode=13
-            )
+        self._press("Enter", 13, "\r")
+
+    def press_escape(self) -> None:
+        self._press("Escape", 27)
 
     def write(self, text: str) -> None:
         self.call("Input.insertText", text=text)
@@ -112,6 +112,12 @@ class Browser:
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
         file.write_bytes(base64.b64decode(data))
+
+    def _press(self, key: str, number: int, text: str = "") -> None:
+        for kind, written in (("keyDown" if text else "rawKeyDown", text), ("keyUp", "")):
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=written, windowsVirtualKeyCode=number
+            )
 
     def _receive(self, seconds: float = 60.0) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import runpy
 import subprocess
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,37 @@ def test_the_watcher_moves_images_to_another_file_system(tmp_path: Path, monkeyp
     moved = move(tmp_path / "x.png", tmp_path / "sorted")
     assert moved == tmp_path / "sorted" / "x.png" and moved.read_bytes() == b"image"
     assert not (tmp_path / "x.png").exists()
+
+
+class Small(BaseHTTPRequestHandler):
+    """A server that takes 1000 bytes at once, and would hang up on more."""
+
+    def do_GET(self) -> None:
+        self.answer({"limits": {"request_bytes": 1000}})
+
+    def do_POST(self) -> None:
+        size = int(self.headers["Content-Length"])
+        assert size <= 1000 and len(self.rfile.read(size)) == size
+        self.answer({"answers": [{"label": "cat", "unknown": False, "confidence": 0.5, "top": []}]})
+
+    def answer(self, value: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+
+def test_the_client_says_what_is_wrong_with_its_files(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "small.jpg").write_bytes(b"x" * 100)
+    (tmp_path / "large.jpg").write_bytes(b"x" * 2000)
+    done = run("ask_server.py", tmp_path / "none.jpg")
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path / 'none.jpg'}: No such file or directory\n")
+    with HTTPServer(("127.0.0.1", 0), Small) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = "--server", f"http://127.0.0.1:{server.server_port}"
+        assert "small.jpg: cat, 50% sure" in run("ask_server.py", tmp_path / "small.jpg", *address).stdout
+        done = run("ask_server.py", "--teach", "cat", tmp_path / "large.jpg", *address)
+        assert done.returncode == 1 and "send fewer at a time" in done.stderr
+        server.shutdown()
 
 
 def test_the_digits_example_runs(run: Run) -> None:

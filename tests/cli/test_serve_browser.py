@@ -14,6 +14,7 @@ import uvicorn
 from browser import CHROMIUM, Browser
 from morecl.classifier import ModelFolder, changes
 from morecl.serve.app import create_app
+from morecl.serve.limits import Limits
 from morecl.serve.service import Service
 from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
 from tiny import np
@@ -62,9 +63,9 @@ NAMELESS = """[...document.querySelectorAll("input, button, a, progress, img, sv
 
 
 @contextmanager
-def served(model: Path, token: str | None = None) -> Iterator[str]:
+def served(model: Path, token: str | None = None, **limits: int) -> Iterator[str]:
     """The address of a running server whose lessons are short."""
-    service = Service(model, device="cpu", command=program(QUICK))
+    service = Service(model, device="cpu", command=program(QUICK), limits=Limits(**limits))
     server = uvicorn.Server(
         uvicorn.Config(create_app(service, token=token), port=0, log_level="error", ws="none", lifespan="off")
     )
@@ -298,6 +299,97 @@ def test_a_lesson_names_the_files_it_leaves_out(tmp_path: Path) -> None:
         assert browser.run(FIT) == {"overflow": 0, "cut": []}
 
 
+def test_the_end_of_a_long_form_can_be_reached_beside_many_answers(tmp_path: Path, files: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile", 1366, 650) as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        browser.dark(False)  # and no smooth scrolling
+        new = sorted(files.glob("new-*.png"))
+        assert len(ask(browser, *new[:20])) == 20
+        browser.run("document.getElementById('add-group').click()")
+        for number in (1, 2):
+            browser.choose(f".group:nth-child({number}) input[type=file]", new)
+        browser.wait_for("document.querySelectorAll('.chosen img').length === 24")
+        browser.run("document.querySelector('.answer:nth-child(5)').scrollIntoView()")
+        button = "document.querySelector('#teach-form [type=submit]')"
+        browser.run(f"{button}.scrollIntoView({{ block: 'nearest' }})")
+        hit = f"(({{x, y, width, height}}) => document.elementFromPoint(x + width / 2, y + height / 2) === {button})"
+        assert browser.run(f"{hit}({button}.getBoundingClientRect())")
+        assert browser.run(FIT)["overflow"] == 0
+
+
+def test_long_names_of_classes_can_be_told_apart(tmp_path: Path, files: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    folder = ModelFolder(model)
+    for name in CLASSES:
+        with folder.changing():
+            changes.rename(folder, folder.load(), name, f"class number 000 of many {name}")
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        for wide in (1400, 420):
+            browser.resize(wide)
+            ask(browser, files / "known.png")
+            cut = "[...document.querySelectorAll('.bars dt')].filter(one => one.scrollHeight > one.clientHeight + 1 || "
+            assert browser.run(f"{cut} one.scrollWidth > one.clientWidth).length") == 0, wide
+            assert browser.run("document.querySelector('.bars .track').clientWidth") > 50, wide
+
+
+def test_the_page_says_what_is_too_large_before_it_is_sent(tmp_path: Path, files: Path) -> None:
+    model, large = tmp_path / "animals", tmp_path / "large.png"
+    make_model(model)
+    large.write_bytes(b"x" * 2_000_000)
+    with (
+        served(model, file_bytes=2**20, request_bytes=2**20, teach_images=200) as address,
+        Browser(tmp_path / "profile") as browser,
+    ):
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        first, second = ask(browser, large, files / "known.png")
+        assert "the file is too large; at most 1 MiB are accepted" in first["text"] and second["bars"] == 2
+        assert "2 answers: 1 known, 1 unreadable" in browser.run("document.getElementById('ask-said').textContent")
+        # five files of 300 kB are asked about in two requests, and are too much for one lesson
+        noise = np.random.default_rng(1).integers(0, 256, (320, 320, 3)).astype("uint8")
+        photos = [tmp_path / f"photo-{number}.png" for number in range(5)]
+        for photo in photos:
+            photo.write_bytes(png(noise))
+        assert all(answer["bars"] == 2 for answer in ask(browser, *photos))
+        browser.run("document.querySelector('.group input[type=text]').focus()")
+        browser.write("noise")
+        browser.choose(".group input[type=file]", photos)
+        browser.run("document.querySelector('#teach-form [type=submit]').click()")
+        said = "document.getElementById('teach-said').textContent"
+        assert browser.run(said) == (
+            "5 images of 2 MiB are too much for one lesson, which takes at most 1 MiB. Teach them in several lessons."
+        )
+        for _ in range(40):
+            browser.choose(".group input[type=file]", photos)
+        browser.run("document.querySelector('#teach-form [type=submit]').click()")
+        assert "205 images" in browser.run(said) and "at most 200 images" in browser.run(said)
+        assert not any(url.endswith("/teach") for url in browser.requested)
+
+
+def test_the_last_value_of_the_chart_stands_beside_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        script = """(async accuracies => {
+          const { curve } = await import("/page/known.js");
+          const drawing = curve(accuracies.map(accuracy => ({ accuracy, classes: 2 })), 500);
+          const dot = [...drawing.querySelectorAll("circle")].at(-1);
+          return drawing.querySelector(".value").getAttribute("y") - dot.getAttribute("cy");
+        })"""
+        for falls in ([80, 70], [99, 95]):
+            assert browser.run(f"{script}({falls})") > 0, falls
+        for rises in ([70, 80], [70, 99], [95]):
+            assert browser.run(f"{script}({rises})") < 0, rises
+
+
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
@@ -306,6 +398,9 @@ def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
         browser.wait_for("document.getElementById('token-dialog').open")
         for token in ("wrong-horse", "correct-horse"):
             browser.wait_for("document.activeElement.id === 'token'")
+            for _ in range(3):  # a browser closes the dialog in spite of the page
+                browser.press_escape()
+                browser.wait_for("document.getElementById('token-dialog').open")
             browser.write(token)
             browser.run("document.querySelector('#token-dialog [type=submit]').click()")
             if token == "wrong-horse":

@@ -86,6 +86,8 @@ def test_bad_input_is_told_what_is_wrong(message: Message, model: Path, tmp_path
     (tmp_path / "other" / "file").touch()
     assert "holds no model" in message(tmp_path / "other")
     assert "a token is needed" in message(model, "--host", "0.0.0.0")
+    assert "a token is needed" in message(model, "--name", "example.com")
+    assert "give a host's name alone" in message(model, "--name", "https://example.com", "--token", "correct-horse")
     assert "at least 8 characters" in message(model, "--host", "0.0.0.0", MORECL_TOKEN="short")
     assert "no such address" in message(model, "--host", "no.such.host.invalid", "--token", "correct-horse")
     with socket.socket() as taken:

@@ -30,6 +30,10 @@ def serve(
             "Better given as $MORECL_TOKEN: others on this machine can see a command's options.",
         ),
     ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A host's name under which others reach the server, such as a proxy's. May be repeated."),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Serve a model: a page to ask and to teach it, and an API. Needs the extra `serve`."""
@@ -38,11 +42,21 @@ def serve(
         raise InputError(f"{', '.join(missing)} not installed; install with: pip install 'morecl[serve]'")
     from morecl.classifier.store import ModelFolder
     from morecl.interrupts import sigterm_as_interrupt
-    from morecl.serve.security import check_token
+    from morecl.serve.security import check_names, check_token
 
     ModelFolder(model).versions()  # bad input is refused before torch is imported
-    check_token(host, token or None)
+    names = name or []
+    check_names(names)
+    check_token(host, token or None, names)
     from morecl.serve.running import serve as run
 
     with sigterm_as_interrupt(), suppress(KeyboardInterrupt):  # the way to stop a server
-        run(model, host=host, port=port, token=token or None, device=device, say=lambda text: print(text, flush=True))
+        run(
+            model,
+            host=host,
+            port=port,
+            token=token or None,
+            names=names,
+            device=device,
+            say=lambda text: print(text, flush=True),
+        )

@@ -6,6 +6,7 @@
     teaching.py   that process                      limits.py    how much is accepted
     metrics.py    for Prometheus                    page/        HTML, CSS and JavaScript, as they are served
     running.py    from a folder to a running server
+    private.py    the folder in which images wait
 
 The thread of the event loop parses and waits; one thread asks the model; one thread looks after lessons. A new version
 is loaded beside the one in use and then replaces it in one assignment, so a batch is answered by exactly one version.

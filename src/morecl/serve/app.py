@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import unicodedata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from morecl.errors import InputError, shortened
 from morecl.images import ImageArray
 from morecl.serve import metrics
 from morecl.serve.jobs import Job, Labels
-from morecl.serve.limits import RefusedError
+from morecl.serve.limits import RefusedError, not_kept
 from morecl.serve.security import PAGE, Guard, answer_refused
 from morecl.serve.service import Question, Service
 from morecl.serve.uploads import decode, shown_name
@@ -43,12 +43,13 @@ MORE = {"type": "boolean", "default": False, "description": "classes may be know
 CONFIRM = {"type": "boolean", "default": False, "description": "must be true: it cannot be undone"}
 
 
-def create_app(service: Service, *, token: str | None = None, local: bool = True) -> ASGIApp:
+def create_app(service: Service, *, token: str | None = None, local: bool = True, names: Iterable[str] = ()) -> ASGIApp:
     """The whole server as an ASGI app.
 
     Args:
         token: everything but ``/health`` and the page's own files needs it; ``None``: nothing does.
-        local: answer only requests for a local name; see :class:`morecl.serve.security.Guard`.
+        local: answer only requests for a local name, or for one of ``names``; see
+            :class:`morecl.serve.security.Guard`.
     """
     app = FastAPI(
         title="morecl",
@@ -66,7 +67,7 @@ def create_app(service: Service, *, token: str | None = None, local: bool = True
     _add_lessons(app, service)
     _add_state(app, service)
     _add_page(app)
-    return Guard(app, token=token, local=local, limits=service.limits, metrics=service.metrics)
+    return Guard(app, token=token, local=local, names=names, limits=service.limits, metrics=service.metrics)
 
 
 # ---- endpoints ------------------------------------------------------------------------------------------------
@@ -276,6 +277,8 @@ class _Form:
             )
         except HTTPException as error:
             raise _bad_form(str(error.detail), self._most) from error
+        except OSError as error:
+            raise not_kept(error) from error
         self.files = [value for _, value in self._form.multi_items() if isinstance(value, UploadFile)]
         if self._most and not self.files:
             await self._form.close()

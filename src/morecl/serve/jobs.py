@@ -23,7 +23,7 @@ import numpy as np
 from morecl.cores import usable_cores
 from morecl.errors import InputError
 from morecl.images import ImageArray
-from morecl.serve.limits import Limits, RefusedError
+from morecl.serve.limits import Limits, RefusedError, not_kept
 from morecl.serve.teaching import Order
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -116,16 +116,18 @@ class Jobs:
         self.check_room()
         job = Job(dict(Counter(labels.names)), more, list(unreadable))
         folder = self._folder(job)
-        folder.mkdir(mode=0o700)
         try:
+            folder.mkdir(mode=0o700)
             np.save(folder / "images.npy", images, allow_pickle=False)
             with self._changed:
                 self.check_room()
                 self._jobs[job.id] = job, labels
                 self._drop_old()
                 self._changed.notify_all()
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise not_kept(error) from error
             raise
         return job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 
@@ -30,3 +31,10 @@ class RefusedError(Exception):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+
+
+def not_kept(error: OSError) -> RefusedError:
+    """Uploads cannot be written to the server's temporary folder. NumPy gives no number where the disk is full."""
+    if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
+        return RefusedError(507, "no room for uploads on the server's disk")
+    return RefusedError(500, f"the server cannot keep uploads: {error.strerror}")

@@ -6,38 +6,47 @@ import logging
 import socket
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
 
 from morecl.errors import InputError
 from morecl.serve.app import create_app
-from morecl.serve.security import check_token, is_local
+from morecl.serve.security import check_names, check_token, is_local
 from morecl.serve.service import Service
 
 Say = Callable[[str], None]
 
 
 def serve(
-    model: Path, *, host: str, port: int, token: str | None = None, device: str | None = None, say: Say = print
+    model: Path,
+    *,
+    host: str,
+    port: int,
+    token: str | None = None,
+    names: Sequence[str] = (),
+    device: str | None = None,
+    say: Say = print,
 ) -> None:
     """Serve ``model`` until the process is interrupted.
 
     Args:
         port: 0 takes a free one.
+        names: under which others reach it, such as that of a proxy.
         say: told the address, and when the model is loaded.
 
     Raises:
-        InputError: no such model, a bad address or token, or the model cannot be loaded.
+        InputError: no such model, a bad address, name or token, or the model cannot be loaded.
     """
-    check_token(host, token)
+    check_names(names)
+    check_token(host, token, names)
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of uploads: large, or with odd metadata
     service = Service(model, device=device)
     try:
         service.folder.versions()  # refuses a folder that holds no model before a port is taken
         listening = _listen(host, port)
-        app = create_app(service, token=token, local=is_local(host))
+        app = create_app(service, token=token, local=is_local(host), names=names)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=5)
         )

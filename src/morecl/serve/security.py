@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
@@ -20,7 +21,6 @@ OPEN_PATHS = frozenset({"/", "/health", "/docs", "/favicon.ico"})  # and the pag
 PAGE = "/page/"
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SHORTEST_TOKEN = 8
 
 # No inline script or style, nothing from elsewhere, no frame around the page. data: and blob: are thumbnails.
@@ -47,9 +47,21 @@ def is_local(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def check_token(host: str, token: str | None) -> None:
+def check_names(names: Iterable[str]) -> None:
+    """Raise :class:`InputError` unless each is a host's name as browsers send it, perhaps with a port."""
+    for name in names:
+        if not re.fullmatch(r"([a-z0-9_-]+\.)*[a-z0-9_-]+(:[0-9]{1,5})?", name, re.ASCII | re.IGNORECASE):
+            raise InputError(f"--name {name}: give a host's name alone, such as example.com or example.com:8443")
+
+
+def check_token(host: str, token: str | None, names: Iterable[str] = ()) -> None:
     """Raise :class:`InputError` if the server would be open to others without a token, or if the token is a bad one."""
     if token is None:
+        if foreign := [name for name in names if not is_local(_name(name))]:
+            raise InputError(
+                f"--name {foreign[0]} is a name for other machines, so a token is needed: "
+                "--token TEXT, or the variable MORECL_TOKEN"
+            )
         if not is_local(host):
             raise InputError(
                 f"--host {host} can be reached from other machines, so a token is needed: "
@@ -65,10 +77,23 @@ class Guard:
 
     Args:
         local: accept only requests for a name of this machine, so that no foreign site's name can be pointed at it.
+        names: further names of the server, such as that of a proxy in front of it: requests for them are accepted, and
+            those that their pages make, whatever name the proxy passes on.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, local: bool, limits: Limits, metrics: Metrics):
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        local: bool,
+        limits: Limits,
+        metrics: Metrics,
+        names: Iterable[str] = (),
+    ):
         self._app, self._local, self.limits, self._metrics = app, local, limits, metrics
+        self._places = frozenset(name.lower() for name in names)  # host, or host:port
+        self._names = frozenset(_name(place) for place in self._places)
         self._token = None if token is None else token.encode()
         self.in_flight = 0  # bytes of all requests that are being read or answered
 
@@ -101,8 +126,9 @@ class Guard:
         """Raise :class:`RefusedError` if this request may not be answered."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if self._local and _name(host) not in LOCAL_NAMES:
-            raise RefusedError(421, f"this server answers only to local names, not to {host!r:.80}")
+        name = _name(host)
+        if self._local and not is_local(name) and name not in self._names:
+            raise RefusedError(421, f"this server answers only to local names and those of --name, not to {host!r:.80}")
         if scope["method"] not in SAFE:
             self._check_origin(headers, host)
         if self._token is not None and not _is_open(scope["path"]):
@@ -116,12 +142,12 @@ class Guard:
         if len(length) > 15 or int(length) > self.limits.request_bytes:
             raise self._too_large()
 
-    @staticmethod
-    def _check_origin(headers: Mapping[str, str], host: str) -> None:
+    def _check_origin(self, headers: Mapping[str, str], host: str) -> None:
         """Refuse what another site's page makes a browser send."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if (origin is not None and _place(origin) != host.lower()) or site in ("cross-site", "same-site"):
-            raise RefusedError(403, "requests from pages of other sites are refused")
+        foreign = origin is not None and _place(origin) not in {host.lower(), *self._places}
+        if foreign or site in ("cross-site", "same-site"):
+            raise RefusedError(403, "requests from pages of other sites are refused; behind a proxy, see --name")
 
     def _too_large(self) -> RefusedError:
         return RefusedError(
@@ -165,7 +191,7 @@ def answer_refused(refused: RefusedError) -> JSONResponse:
         headers["Retry-After"] = str(refused.retry_after)
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if refused.status in (408, 413):
+    if refused.status in (408, 413, 507):
         headers["Connection"] = "close"  # what is still to come of the request is not read
     return JSONResponse({"error": str(refused)}, refused.status, headers)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +19,13 @@ from morecl.classifier import Classifier, ModelFolder, Version, changes
 from morecl.classifier.store import MODEL
 from morecl.errors import BusyError, InputError
 from morecl.images import ImageArray
-from morecl.locking import LOCK, claimed
 from morecl.serve.batching import Batcher
 from morecl.serve.jobs import COMMAND, Jobs
 from morecl.serve.limits import Limits, RefusedError
 from morecl.serve.metrics import Metrics
-from morecl.serve.teaching import BUSY, without_path
+from morecl.serve.private import private_folder
+from morecl.serve.teaching import BUSY, require_model, without_path
 
-PREFIX = "morecl-serve-"
 THUMBNAIL = 96  # pixels
 SMALL = 64  # pixels up to which a thumbnail is kept exactly
 
@@ -78,7 +74,7 @@ class Service:
         self._loading = threading.Lock()
         self._refused: object = None  # signature of a version that could not be loaded
         self._resources = ExitStack()
-        uploads = self._resources.enter_context(_private_folder())
+        uploads = self._resources.enter_context(private_folder())
         self.decoders = ThreadPoolExecutor(self.limits.decoders, thread_name_prefix="decoder")
         self._resources.callback(self.decoders.shutdown)
         self.batcher: Batcher[Question, dict[str, Any]] = Batcher(
@@ -179,6 +175,7 @@ class Service:
             )
         try:
             try:
+                require_model(self.folder)
                 with self.folder.changing():
                     yield
             except BusyError as error:
@@ -302,22 +299,3 @@ def data_url(image: ImageArray) -> str:
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         picture.save(target, "JPEG", quality=85)
     return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}"
-
-
-@contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A temporary folder that only this user can read, removed at the end; those of killed servers are removed now."""
-    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        _remove_if_abandoned(old)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name, claimed(Path(name)):
-        yield Path(name)
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    """Remove the folder of a server that is no more: nobody holds its lock. Others' folders are left alone."""
-    with suppress(OSError, InputError):
-        mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
-        if not mine or folder.is_symlink() or not (folder / LOCK).is_file():
-            return
-        with claimed(folder):
-            shutil.rmtree(folder, ignore_errors=True)

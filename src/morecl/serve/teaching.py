@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from morecl.errors import BusyError, DivergedError, InputError
+from morecl.serve.private import remove_if_abandoned
 
 if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins before that
     from morecl.classifier import Classifier, Lesson, ModelFolder
@@ -29,8 +30,10 @@ if TYPE_CHECKING:  # torch takes seconds to import; the watch over stdin begins 
     from morecl.progress import Listener
 
 NICENESS = 10
+ENDING = 20  # looks whether the server is gone, after its end of the pipe is
 PATIENCE, POLL = 600.0, 1.0  # seconds to wait for another process that changes the model; between two looks
 BUSY = "the model is being changed by another process; try again later"  # names neither folder nor process
+GONE = "nothing of the model is left in its folder: moved, removed, or not mounted"
 TRAINED = 0.9  # share of the work that training is; heads, statistics and measuring are the rest
 
 Say = Callable[[dict[str, Any]], None]
@@ -89,6 +92,7 @@ def teach(order: Order, say: Say) -> None:
     from morecl.classifier.reading import Decoded
 
     folder = ModelFolder(order.model)
+    require_model(folder)
     with _changing(folder, say):
         versions = folder.versions()
         say({"step": "loading the model", "from": versions[-1].number})
@@ -107,6 +111,14 @@ def teach(order: Order, say: Say) -> None:
         except OSError as error:  # a full disk, most likely
             raise InputError(f"the lesson cannot be saved: {error.strerror or error}") from error
     say({"version": number, "lessons": [asdict(one) for one in lessons]})
+
+
+def require_model(folder: ModelFolder) -> None:
+    """Raise :class:`InputError` if the model is gone. The folder's own message is for whoever makes a new one."""
+    from morecl.classifier.store import MODEL, VERSIONS
+
+    if not (folder.path / MODEL).is_file() and not (folder.path / VERSIONS).is_dir():
+        raise InputError(GONE)
 
 
 @contextmanager
@@ -176,11 +188,20 @@ def without_path(text: str, model: str | Path) -> str:
 
 
 def _end_with_the_server(uploads: Path) -> None:
-    """Wait until stdin ends, which means that the server is gone; remove the uploads and stop at once."""
+    """Wait until stdin ends, which means that the server is gone; remove the uploads and stop.
+
+    Those of lessons that wait are beside them, in the server's private folder, which goes once nobody holds its lock:
+    the pipe may be closed a moment before.
+    """
     with suppress(OSError, ValueError):
         while os.read(0, 4096):
             pass
     shutil.rmtree(uploads, ignore_errors=True)
+    for _ in range(ENDING):
+        remove_if_abandoned(uploads.parent)
+        if not uploads.parent.exists():
+            break
+        time.sleep(0.05)
     os._exit(3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.datastructures import UploadFile
 from starlette.testclient import TestClient
 
 import morecl
@@ -155,6 +157,15 @@ def test_uploads_share_a_budget(template: Path, shared: Service) -> None:
     assert "too much" in error(response, 503) and response.headers["retry-after"]
     assert app.in_flight == 0  # given back
     assert client.post("/predict", files=parts(pictures(0, 1))).status_code == 200
+
+
+def test_no_room_for_uploads_is_said(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(UploadFile, "write", full)  # into a temporary file, if it is large
+    response = client.post("/predict", files=parts(pictures(0, 1)))
+    assert error(response, 507) == "no room for uploads on the server's disk"
 
 
 def test_requests_that_arrive_together_share_forward_passes(

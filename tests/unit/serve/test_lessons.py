@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import tiny
 from morecl.classifier import ModelFolder
 from morecl.classifier.capacity import IS_FULL
 from morecl.errors import InputError
-from morecl.serve import service as service_module
+from morecl.locking import LOCK, belongs_to_claim, claimed
 from morecl.serve import teaching
 from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
+from morecl.serve.private import PREFIX
 from morecl.serve.service import Service
 from serving import CLASSES, DIES, FAILS, NEW, QUICK, SLOW, parts, pictures, program
 from waiting import until
@@ -37,7 +39,7 @@ FORM = {"name": "green frog"}
 def serve(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Starts a service over a copy of the model with this program as its teacher."""
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(service_module.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     services = []
 
     def start(teacher: str, **limits: Any) -> tuple[Service, TestClient]:
@@ -516,14 +518,21 @@ print(json.dumps({"error": json.dumps([order["names"], means, order["more"]])}))
 
 
 def test_the_teacher_ends_with_the_server(model: Path, tmp_path: Path) -> None:
-    """kill -9 of a process that started a lesson: the lesson ends too, and removes its images."""
-    folder = tmp_path / "job"
-    folder.mkdir()
+    """kill -9 of a process that started a lesson: the lesson ends too, and removes its images and those that wait."""
+    private = tmp_path / f"{PREFIX}x"
+    folder, waiting = private / "job", private / "next"
+    folder.mkdir(parents=True)
+    waiting.mkdir()
+    (waiting / "images.npy").touch()
     np.save(folder / "images.npy", tiny.pictures(NEW, 400, draw=1))
     order = {"model": str(model), "images": str(folder / "images.npy"), "more": False, "device": "cpu"}
     order |= {"names": ["frog"] * 400, "files": [f"{i}.png" for i in range(400)]}
     server = f"""
 import json, subprocess, sys
+from pathlib import Path
+from morecl.locking import claimed
+holding = claimed(Path({str(private)!r}))
+holding.__enter__()
 command = [sys.executable, "-m", "morecl.serve.teaching"]
 teacher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 teacher.stdin.write(json.dumps({order!r}).encode() + b"\\n")
@@ -543,9 +552,60 @@ for line in teacher.stdout:
     assert "loading" in process.stdout.readline()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    until(lambda: not folder.exists(), 30)
+    until(lambda: not private.exists(), 30)
     until(lambda: not is_alive(teacher), 30)
     assert [version.number for version in ModelFolder(model).versions()] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["morecl-serve-x", "else"])
+def test_a_lesson_removes_no_folder_but_that_of_its_dead_server(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    for job in ("job", "next"):
+        (folder / job).mkdir(parents=True)
+    (folder / LOCK).touch()
+    script = "from pathlib import Path; from morecl.serve import teaching; "
+    script += f"teaching._end_with_the_server(Path({str(folder / 'job')!r}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def end() -> set[str]:
+        done = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, env=environment, timeout=60)
+        assert done.returncode == 3
+        return {path.name for path in folder.iterdir() if not belongs_to_claim(path)} if folder.exists() else set()
+
+    with claimed(folder):  # its server lives
+        assert end() == {"next"}
+    assert end() == (set() if name.startswith(PREFIX) else {"next"})
+
+
+def test_a_model_that_is_gone_is_said_to_be(serve: Serve, model: Path) -> None:
+    """Its folder was moved, or is an empty one because nothing is mounted there."""
+    _, client = serve(QUICK)
+    model.rename(model.with_name("moved"))
+    for empty in (False, True):
+        if empty:
+            model.mkdir()
+        for path, fields in (("/undo", {}), ("/rename", {"old": CLASSES[0], "new": "x"})):
+            response = client.post(path, files=form(**fields))
+            assert (response.status_code, response.json()["error"]) == (409, teaching.GONE)
+    assert ended(client, teach(client, pictures(NEW, 2)))["error"] == teaching.GONE
+    assert list(model.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError("10 requested and 2 written")])
+def test_no_room_for_a_lesson_is_said(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    _, client = serve(QUICK)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        response = client.post("/teach", data=FORM, files=parts(pictures(NEW, 2)))
+    assert (response.status_code, response.json()["error"]) == (507, "no room for uploads on the server's disk")
+    assert client.get("/jobs").json()["jobs"] == []
+    assert not [path for path in (tmp_path / "tmp").glob("*/*") if not belongs_to_claim(path)]
 
 
 def test_nobody_learns_where_the_model_lies(serve: Serve, model: Path) -> None:

@@ -12,7 +12,7 @@ from morecl.errors import InputError
 from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
 from morecl.serve.metrics import Metrics
-from morecl.serve.security import Guard, check_token, is_local
+from morecl.serve.security import Guard, check_names, check_token, is_local
 from morecl.serve.service import Service
 from serving import parts, pictures
 
@@ -59,7 +59,9 @@ def test_a_foreign_name_that_points_here_is_refused(client: TestClient, host: st
     assert response.status_code == 421 and "local names" in response.json()["error"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "127.9.9.9"]
+)
 def test_local_names_are_accepted(client: TestClient, host: str) -> None:
     assert client.get("/info", headers={"host": host}).status_code == 200
 
@@ -84,6 +86,36 @@ def test_other_sites_cannot_post(client: TestClient, headers: dict[str, str]) ->
 @pytest.mark.parametrize("headers", [{}, {"origin": "http://localhost"}, {"sec-fetch-site": "same-origin"}])
 def test_the_own_page_and_programs_can_post(client: TestClient, headers: dict[str, str]) -> None:
     assert client.post("/predict", files=parts(pictures(0, 1)), headers=headers).status_code == 200
+
+
+PROXY = "photos.example:8443"
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "photos.example", PROXY, "PHOTOS.example:8443"])
+def test_pages_of_a_proxy_whose_name_is_given_can_post(shared: Service, host: str, local: bool) -> None:
+    app = create_app(shared, token=TOKEN, local=local, names=[PROXY])
+    client = TestClient(app, base_url="http://localhost", headers={"host": host, "authorization": f"Bearer {TOKEN}"})
+    asked = {"files": parts(pictures(0, 1))}
+    good = {"origin": f"https://{PROXY}", "sec-fetch-site": "same-origin"}
+    assert client.post("/predict", **asked, headers=good).status_code == 200
+    for bad in ("https://photos.example:9000", "https://evil.example", "https://photos.example.evil.example", "null"):
+        assert client.post("/predict", **asked, headers={"origin": bad}).status_code == 403
+    assert client.post("/predict", **asked, headers=good | {"sec-fetch-site": "same-site"}).status_code == 403
+    if local:
+        for other in ("evil.example", "x.photos.example", ""):
+            assert client.get("/info", headers={"host": other}).status_code == 421
+
+
+def test_names_for_others_are_plain_and_need_a_token() -> None:
+    check_names(["example.com", PROXY, "my_host"])
+    for bad in ("", "https://example.com", "example.com/", "a b", "a@b", "*", "b\u00fccher.example", "a.:80", "a:b"):
+        with pytest.raises(InputError, match="give a host's name alone"):
+            check_names([bad])
+    check_token("127.0.0.1", TOKEN, [PROXY])
+    check_token("127.0.0.1", None, ["localhost:9000"])
+    with pytest.raises(InputError, match=f"--name {PROXY} is a name for other machines, so a token is needed"):
+        check_token("127.0.0.1", None, [PROXY])
 
 
 @pytest.mark.parametrize("path", ["/", "/info", "/nothing", "/page/main.js"])

@@ -2,7 +2,8 @@
 import { $ } from "./dom.js";
 
 const KEY = "morecl-token";
-let asking = null;
+const dialog = $("token-dialog");
+let asking = null, answered = () => {};
 
 export class Failure extends Error {
   constructor(status, message, body = null) { super(message); this.status = status; this.body = body; }
@@ -10,19 +11,21 @@ export class Failure extends Error {
 
 function askForToken(wrong) {
   asking ??= new Promise(resolve => {
-    const dialog = $("token-dialog");
     $("token-wrong").textContent = wrong ? "This token is not the right one." : "";
     $("token").value = "";
     dialog.showModal();
-    dialog.addEventListener("cancel", event => event.preventDefault());
-    $("token-form").addEventListener("submit", () => {
-      sessionStorage.setItem(KEY, $("token").value.trim());
-      asking = null;
-      resolve();
-    }, { once: true });
+    answered = resolve;
   });
   return asking;
 }
+
+$("token-form").addEventListener("submit", () => {
+  sessionStorage.setItem(KEY, $("token").value.trim());
+  asking = null;
+  answered();
+});
+// Escape closes the dialog, and a browser lets no page prevent that every time; nothing goes on without the token.
+dialog.addEventListener("close", () => { if (asking && !dialog.open) dialog.showModal(); });
 
 async function send(path, options) {
   for (;;) {
@@ -47,6 +50,10 @@ export async function call(path, options = {}) {
   if (!response.ok) throw new Failure(response.status, body?.error ?? `status ${response.status}`, body);
   return body;
 }
+
+// How much a form with these files is to send: each comes with headers, a file name and perhaps the name of its class.
+const AROUND = 1500;
+export const bytes = files => files.reduce((sum, file) => sum + file.size + AROUND, 0);
 
 export const post = (path, body) => call(path, { method: "POST", body });
 

@@ -1,6 +1,6 @@
 // Ask: images in, answers out.
-import { post } from "./api.js";
-import { $, counted, h, percent, takesFiles, thumbnail } from "./dom.js";
+import { bytes, post } from "./api.js";
+import { $, counted, h, mebibytes, percent, takesFiles, thumbnail } from "./dom.js";
 
 const SHOWN = 60; // answers
 const NEAREST = 6;
@@ -72,6 +72,26 @@ function newCard(file) {
   return card;
 }
 
+// Cuts what is asked about into requests that the server accepts.
+function requests(cards, limits) {
+  const found = [];
+  let room = 0;
+  for (const card of cards) {
+    const size = bytes([card.file]);
+    if (!found.length || found.at(-1).length === Math.min(AT_ONCE, limits.predict_images) || size > room) {
+      found.push([]);
+      room = limits.request_bytes;
+    }
+    found.at(-1).push(card);
+    room -= size;
+  }
+  return found;
+}
+
+function told(answer) {
+  count[answer.error ? "unreadable" : answer.unknown ? "unknown" : "known"] += 1;
+}
+
 async function askAbout(files, teach) {
   const form = new FormData();
   for (const { file } of files) form.append("files", file);
@@ -82,7 +102,7 @@ async function askAbout(files, teach) {
     answers = failure.body?.answers ?? files.map(() => ({ error: failure.message }));
   }
   files.forEach(({ file, card }, index) => show(card, file, answers[index], teach));
-  for (const answer of answers) count[answer.error ? "unreadable" : answer.unknown ? "unknown" : "known"] += 1;
+  answers.forEach(told);
   say();
 }
 
@@ -95,8 +115,13 @@ export function startAsking(limits, teach) {
     asked += files.length;
     busy += 1;
     say();
-    const most = Math.min(AT_ONCE, limits().predict_images);
-    for (let start = 0; start < cards.length; start += most) await askAbout(cards.slice(start, start + most), teach);
+    const { file_bytes: most } = limits();
+    for (const { file, card } of cards.filter(one => one.file.size > most)) {
+      const answer = { error: `the file is too large; at most ${mebibytes(most)} are accepted` };
+      show(card, file, answer, teach);
+      told(answer);
+    }
+    for (const part of requests(cards.filter(one => one.file.size <= most), limits())) await askAbout(part, teach);
     busy -= 1;
     say();
   };

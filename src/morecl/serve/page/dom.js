@@ -21,6 +21,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 export const points = value => value === null || value === undefined ? "–" : `${value.toFixed(1)} %`;
+export const mebibytes = bytes => `${Math.ceil(bytes / 2 ** 20)} MiB`;
 export const counted = (count, word, words = word + "s") => `${count} ${count === 1 ? word : words}`;
 
 export function thumbnail(source, text, name = "thumb") {

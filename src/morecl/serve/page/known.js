@@ -28,10 +28,10 @@ function figures(info) {
   $("figures").replaceChildren(...cards);
 }
 
-function curve(points_, room) {
+export function curve(points_, room) {
   const known = points_.map((point, index) => ({ ...point, index })).filter(point => point.accuracy !== null);
   if (!known.length) return h("p", {}, "Nothing was measured yet.");
-  const [width, height, left, right, top, bottom] = [Math.max(260, room), 190, 48, 18, 18, 40];
+  const [width, height, left, right, top, bottom] = [Math.max(260, room), 200, 48, 18, 24, 46];
   const lowest = Math.max(0, Math.floor((Math.min(...known.map(point => point.accuracy)) - 5) / 10) * 10);
   const x = index => left + (points_.length === 1 ? .5 : index / (points_.length - 1)) * (width - left - right);
   const y = value => top + (100 - value) / (100 - lowest) * (height - top - bottom);
@@ -52,8 +52,9 @@ function curve(points_, room) {
     }
   }
   const last = known.at(-1);
+  const falls = known.length > 1 && known.at(-2).accuracy > last.accuracy; // its line comes from above
   const anchor = points_.length === 1 ? "middle" : "end";
-  drawing.append(svg("text", { x: x(last.index), y: y(last.accuracy) + (last.accuracy > 90 ? 20 : -10), "text-anchor": anchor, class: "value" }, points(last.accuracy)),
+  drawing.append(svg("text", { x: x(last.index), y: y(last.accuracy) + (falls ? 20 : -10), "text-anchor": anchor, class: "value" }, points(last.accuracy)),
     svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "lesson"));
   return drawing;
 }

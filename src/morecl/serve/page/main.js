@@ -42,6 +42,6 @@ async function keepLooking() {
 
 for (const kind of ["dragover", "drop"]) window.addEventListener(kind, event => event.preventDefault());
 startTeaching(job => { if (ENDED.has(job.state)) { refresh(); look(); } else { status("learning", "busy"); } });
-startAsking(() => info?.limits ?? { predict_images: 8 }, teachThese);
+startAsking(() => info?.limits ?? { predict_images: 8, file_bytes: Infinity, request_bytes: Infinity }, teachThese);
 startChanging(() => info, refresh);
 keepLooking();

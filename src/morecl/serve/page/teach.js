@@ -1,6 +1,6 @@
 // Teach: groups of images with a name each become a lesson; lessons are shown with their progress.
-import { ENDED, call, follow, post } from "./api.js";
-import { $, counted, h, percent, points, takesFiles, thumbnail } from "./dom.js";
+import { ENDED, bytes, call, follow, post } from "./api.js";
+import { $, counted, h, mebibytes, percent, points, takesFiles, thumbnail } from "./dom.js";
 
 const PREVIEWS = 12;
 const NAMED = 3; // unreadable files that are named
@@ -80,7 +80,12 @@ async function submit(event) {
     return;
   }
   const count = groups.reduce((sum, group) => sum + group.files.length, 0);
-  if (count > limits.teach_images) { say(`At most ${limits.teach_images} images in one lesson.`, true); return; }
+  const size = bytes(groups.flatMap(group => group.files));
+  const most = count > limits.teach_images ? counted(limits.teach_images, "image") : size > limits.request_bytes ? mebibytes(limits.request_bytes) : null;
+  if (most) {
+    say(`${counted(count, "image")} of ${mebibytes(size)} are too much for one lesson, which takes at most ${most}. Teach them in several lessons.`, true);
+    return;
+  }
   const form = new FormData();
   for (const group of groups) {
     for (const file of group.files) { form.append("name", group.name.value.trim()); form.append("files", file); }
