@@ -82,6 +82,7 @@ def test_of_a_frozen_layer_only_the_input_has_a_gradient(used: list[tuple[int, .
 
 
 @here
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, of its own switch
 @pytest.mark.parametrize("case", ["float64", "empty", "elsewhere", "off", "inside"])
 def test_torch_computes_what_onednn_cannot_or_may_not(case: str, used: list[tuple[int, ...]]) -> None:
     weight, bias = (part.detach() for part in parameters(4, 5))
