@@ -86,8 +86,8 @@ def torchs_own(wanted: bool = True) -> Iterator[None]:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
-        ctx.has_bias = bias is not None
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
         return _product(x, weight, bias)
 
     @staticmethod
@@ -100,7 +100,7 @@ class _Linear(torch.autograd.Function):
             d_x = linear(g, weight.t())
         if ctx.needs_input_grad[1]:
             d_weight = linear(rows.t(), x.flatten(0, -2).t())
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             d_bias = rows.sum(0)
         return d_x, d_weight, d_bias
 
