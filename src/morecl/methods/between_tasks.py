@@ -143,10 +143,10 @@ class BetweenTasks(TrainingTools):
             InputError: a setting does not exist, has a bad value, would have no effect, or cannot change any more
                 because networks, random draws or answers depend on it. Nothing is changed.
         """
+        given = list(settings)
         if settings.get("preset", "") is None and getattr(self.config, "preset", None):  # ours again
             names = {name for preset in self.Config.presets.values() for name in preset}
             settings = {**{name: self.Config.model_fields[name].default for name in names}, **settings}
-        given = list(settings)
         settings = {**self.Config.preset_settings(settings), **settings}
         config = self.Config.parse(self.config.model_dump() | settings)
         config.refuse_switched_off(given, further=True)

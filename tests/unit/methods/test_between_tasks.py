@@ -132,6 +132,13 @@ def test_without_back_update_only_heads_of_the_classes_change(load: Callable[[st
     assert same == [False, True, False, True]
 
 
+def test_a_preset_is_given_up_though_it_has_no_effect() -> None:
+    """What it stands for was not given by the user, so it is not refused as idle."""
+    learner = tiny.create("more", preset="paper", back_update=False)
+    learner.configure(preset=None)
+    assert learner.config.preset is None and learner.config.back_update_rate == "relative"  # type: ignore[attr-defined]
+
+
 @BOTH
 def test_without_memory_a_head_is_not_trained_on_some_of_its_classes(method: str) -> None:
     learner: Any = tiny.create(method, memory_size=0)
