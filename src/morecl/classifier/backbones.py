@@ -51,7 +51,7 @@ def choose_backbone(spec: str, config: LearnerConfig, say: Callable[[str], None]
     except InputError as error:
         say(str(error))
         say(
-            f"Taking the shipped backbone {SHIPPED} instead: it sees only 32 x 32 pixels and knows little of "
+            f"Taking the included backbone {SHIPPED} instead: it sees only 32 x 32 pixels and knows little of "
             "photos, so expect far more errors. To use another one, start a new model with --backbone NAME@FILE."
         )
     return load(SHIPPED)

@@ -1,4 +1,4 @@
-"""Answers on labelled images, in figures."""
+"""Measures answers on labelled images."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def check_name(name: Any) -> None:
         what = unicodedata.name(wrong, "which is not printed")
         raise InputError(f"{shown} cannot name a class: it holds U+{ord(wrong):04X} ({what})")
     if name[0] in JOINERS:
-        raise InputError(f"{shown} cannot name a class: it begins with a joiner, which nobody sees")
+        raise InputError(f"{shown} cannot name a class: it begins with an invisible joiner")
     if name != name.strip(SPACES):  # in a list nobody sees how it differs from the name without
         raise InputError(f"{name!r} cannot name a class: it begins or ends with a blank; rename it, or its folder")
     if name.lower() == UNKNOWN:

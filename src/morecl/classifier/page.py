@@ -25,7 +25,7 @@ MIX_UPS = 15  # rows of the table of confusions
 
 @dataclass(frozen=True)
 class Card:
-    """A figure of the summary, in percent."""
+    """A number of the summary, in percent."""
 
     title: str
     value: float | None

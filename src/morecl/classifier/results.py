@@ -98,7 +98,7 @@ class ClassInfo:
 
 @dataclass(frozen=True)
 class Info:
-    """A classifier in figures."""
+    """A classifier in numbers."""
 
     method: str
     backbone: str

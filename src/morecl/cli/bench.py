@@ -15,7 +15,7 @@ from morecl.errors import InputError
 def bench(
     methods: Annotated[
         str | None,
-        typer.Option(metavar="all|NAME,...", help="Measure the cost of a pass and of a further task with these."),
+        typer.Option(metavar="all|NAME,...", help="Measure what a pass and a further task cost with these methods."),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure where the time of a training step goes.")] = False,
     prediction: Annotated[
@@ -38,9 +38,9 @@ def bench(
     precision: options.Precision = None,
     compile_: options.Compile = None,
 ) -> None:
-    """Measure speed on this machine: MORE against the number of tasks, or what another option asks for."""
+    """Measure speed on this machine; without another option, MORE's against the number of tasks."""
     if (profile or prediction) and methods is not None:
-        raise InputError(f"{'--profile' if profile else '--prediction'} measures set methods; leave out --methods")
+        raise InputError(f"{'--profile' if profile else '--prediction'} measures fixed methods; leave out --methods")
     if profile and prediction:
         raise InputError("--profile and --prediction are two benchmarks; give one at a time")
     if figure and not prediction:

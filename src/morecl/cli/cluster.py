@@ -16,9 +16,9 @@ Address = Annotated[
 ]
 GpusPerRun = Annotated[
     float | None,
-    typer.Option(min=0, metavar="0.25", help="On Ray: cards of a run, or its share of one. Default: one, if there is."),
+    typer.Option(min=0, metavar="0.25", help="On Ray: cards per run, or a share of one. Default: 1 if there are any."),
 ]
-CpusPerRun = Annotated[int | None, typer.Option(min=1, help="On Ray: CPUs and threads of a run. Default: 1.")]
+CpusPerRun = Annotated[int | None, typer.Option(min=1, help="On Ray: CPUs and threads per run. Default: 1.")]
 
 
 def cluster_options(

@@ -102,10 +102,11 @@ def rescore(
         Path, typer.Argument(callback=options.expanded, help="Folder of a run made with --keep-checkpoints.")
     ],
     method: Annotated[
-        str | None, typer.Option(help="A method that uses the same networks (see its page); else the run's own.")
+        str | None, typer.Option(help="A method that uses the same networks (see its page). Default: the run's own.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the answers; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of how answers are made; repeatable."),
     ] = None,
 ) -> None:
     """Score the networks of a finished run by another rule, without training; leave a record beside the first."""

@@ -18,8 +18,8 @@ NEEDED |= {"prometheus_client": "prometheus-client"}
 
 def serve(
     model: Annotated[Path, typer.Argument(callback=expanded, help="Folder of the model; see `morecl learn`.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on. Other machines can reach any but a local one.")] = (
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on. A local one is out of other machines' reach.")] = (
         "127.0.0.1"
     ),
     token: Annotated[
@@ -32,7 +32,7 @@ def serve(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A host's name under which others reach the server, such as a proxy's. May be repeated."),
+        typer.Option(help="A host name under which others reach the server, such as a proxy's. May be repeated."),
     ] = None,
     device: Device = None,
 ) -> None:

@@ -71,7 +71,7 @@ def tune(
     validation: Annotated[float, typer.Option(help="Share of the training images to hold out.")] = 0.1,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="A trial's score is the mean over these seeds.")] = "0",
     beyond: Annotated[
-        int, typer.Option(min=0, help="Rates to try at most beyond the smallest and the largest, while one is best.")
+        int, typer.Option(min=0, help="Try up to this many further rates while the best is the smallest or largest.")
     ] = 0,
     class_order: options.ClassOrder = "0",
     train_per_class: options.TrainPerClass = None,

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, each server its own."""
+"""Metrics for Prometheus; each server has its own."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_words_of_all_languages_are_names(name: str) -> None:
         ("a\u200bb", r"it holds U\+200B \(ZERO WIDTH SPACE\)"),
         ("a\u2028b", r"it holds U\+2028 \(LINE SEPARATOR\)"),
         ("cat\u00a0", "begins or ends with a blank"),
-        ("\u200dcat", "it begins with a joiner, which nobody sees"),
+        ("\u200dcat", "it begins with an invisible joiner"),
         ("Unknown", "it is the answer for what was never taught"),
     ],
 )

@@ -65,7 +65,7 @@ def learn(
     all_: Annotated[
         bool, typer.Option("--all", help="Train on all images and hold none back; nothing is then promised.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(help="Train about this long at most.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for about this many minutes at most.")] = None,
     keep: Annotated[
         int | None,
         typer.Option(min=1, help="Versions to keep for `morecl undo`, from now on. [default: as before; at first 5]"),
@@ -84,9 +84,9 @@ def learn(
 ) -> None:
     """Teach a model new classes from a folder of images.
 
-    A new model is created if there is none. Of each class a part is held back and never trained on: it sets the
-    threshold for "unknown" and measures accuracy. What the command learns is one version of the model. If it fails or
-    is stopped, the model is as before, and so it is if there is nothing new in the folder, which is no error.
+    A new model is created if there is none. Part of each class is held back and never trained on: it sets the
+    threshold for "unknown" and measures accuracy. Each call makes one version of the model. If it fails or is stopped,
+    the model stays as it was. A folder with nothing new changes nothing and is no error.
     """
     from morecl.classifier.store import ModelFolder
     from morecl.data.folder import labelled_files

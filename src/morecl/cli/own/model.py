@@ -53,7 +53,7 @@ def info(
     model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """Show what a model knows, how well, and its size."""
+    """Show a model's classes, accuracy and size."""
     store = existing(model)
     found = store.load(device="cpu").info()
     versions = store.versions()
@@ -188,8 +188,8 @@ def forget(
 ) -> None:
     """Forget a class for good.
 
-    Its name and images leave the model's folder; the scores of all other classes stay. The threshold for "unknown" is
-    set anew, from fewer held-back images. Older versions are removed too, because they hold the class.
+    Removes its name and images from the model's folder; the scores of all other classes stay the same. The threshold
+    for "unknown" is set anew, from fewer held-back images. Older versions are removed too, because they hold the class.
     """
     from morecl.classifier import changes
 

@@ -71,7 +71,7 @@ def predict(
     gpus_per_run: cluster.GpusPerRun = None,
     cpus_per_run: cluster.CpusPerRun = None,
 ) -> None:
-    """Say what is on images, or that it is unknown.
+    """Name the class of each image, or call it unknown.
 
     Exit code 1 if an image could not be read.
     """
