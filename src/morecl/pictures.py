@@ -1,4 +1,4 @@
-"""Images that are read when they are asked for: what a data set that does not fit into memory is made of."""
+"""Images that are read on demand, for data sets that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pictures:
 
     @property
     def nbytes(self) -> int:
-        """What they would take in memory."""
+        """Bytes that they would take in memory."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def rows(self, index: Any) -> Pictures:
@@ -109,7 +109,7 @@ def joined(parts: Sequence[AnyImages]) -> Pictures:
 def changed(
     images: Pictures, change: Callable[[ImageArray], ImageArray], shape: tuple[int, ...] | None = None
 ) -> Pictures:
-    """``change(images)``, made when they are read. ``shape``: of an image then, (H, W, 3), if it is another."""
+    """``change(images)``, made when they are read. ``shape``: of a changed image, (H, W, 3), if it differs."""
     return Pictures(_Changed(images, change, shape or images.shape[1:]))
 
 

@@ -91,7 +91,7 @@ class Entry:
         return False
 
     def remove(self) -> bool:
-        """Remove it unless it is in use; whether it is gone."""
+        """Remove it unless it is in use. Returns whether it is gone."""
         with contextlib.suppress(OSError), (self.path / IMAGES).open("rb") as file:
             if not _locked(file.fileno(), exclusive=True):
                 return False
@@ -100,7 +100,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """All entries, the one used last first. Damaged ones have the folder ``?``."""
+    """All entries, the most recently used first. Damaged ones have the folder ``?``."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         if path.name.startswith(".") or not (path / IMAGES).is_file():

@@ -6,7 +6,7 @@ Who calls what, in which order:
   then ``rule.fit``. If anything goes wrong in there, an interruption included, the learner is put back to what it was.
 - ``predict`` and ``scores`` (the user) and the evaluator all take the same path: ``networks`` names the networks whose
   features are needed, ``embed`` computes them, ``score`` turns them into one number per class. A network keeps its name
-  exactly as long as its features stay the same, so features can be cached by name.
+  while its features are unchanged, so the name is a safe cache key.
 - ``add_examples``, ``forget``, ``rename`` and ``configure`` (the user) change a learner between tasks, all or nothing
   like ``learn_task`` (:mod:`morecl.methods.between_tasks`). The first two call ``_add_examples`` and ``_forget``, which
   not every method has.
@@ -251,7 +251,7 @@ class Learner(BetweenTasks, ABC):
         return np.repeat(np.arange(len(self.task_sizes)), self.task_sizes)
 
     def state(self) -> dict[str, Tensor]:
-        """All that was learned but ``memory.unread``, as tensors by name (not copies)."""
+        """Everything learned except ``memory.unread``, as tensors by name (not copies)."""
         parts = {"model": self.model.state_dict(), "rule": self.rule.state_dict(), "memory": self.memory.state()}
         return {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
 
