@@ -17,11 +17,11 @@ from morecl.report.grid import Column, arrange, repetition_mean, repetitions
 from morecl.report.notes import caveats
 
 _MEANINGS = {  # of the metric columns
-    "ACA": "accuracy on the images of all classes after the last task",
-    "AIA": "mean over tasks of the accuracy so far",
-    "TIL": "accuracy when the task is given, mean over tasks (ACA: over images)",
-    "AUC": "unknown against known after the second last task",
-    "IAUC": "mean over tasks of the AUC",
+    "ACA": "accuracy on all classes after the last task",
+    "AIA": "accuracy on all classes seen so far, mean over tasks",
+    "TIL": "accuracy with the task given, mean over tasks (ACA: over images)",
+    "AUC": "unknown against known classes, after the second-last task",
+    "IAUC": "the same AUC, mean over tasks",
 }
 _DROPPED_FIRST = ("s", "IAUC", "AIA", "AUC", "TIL", "runs")  # if the terminal is too narrow
 _NAME_WIDTH = 12  # characters of a method's or benchmark's name before it wraps, at least

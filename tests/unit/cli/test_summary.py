@@ -42,8 +42,8 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number(width: int) -> None:
 
 def test_the_legend_explains_what_is_shown_and_what_the_means_are_over() -> None:
     text = " ".join(shown([make_record()])[0].split())
-    assert "ACA: accuracy on the images of all classes" in text
-    assert "TIL: accuracy when the task is given, mean over tasks (ACA: over images)" in text
+    assert "ACA: accuracy on all classes" in text
+    assert "TIL: accuracy with the task given, mean over tasks (ACA: over images)" in text
     console = Console(file=io.StringIO(), width=40, record=True)
     print_summary([make_record("derpp", "cifar100-20t")], console)
     assert "TIL" not in console.export_text()
