@@ -66,16 +66,20 @@ def test_large_images_come_one_after_the_other_and_few_at_once(tmp_path: Path, m
     now = {True: 0, False: 0}
     most = dict(now)
     threads: dict[bool, set[int]] = {True: set(), False: set()}
-    lock = threading.Lock()
+    changed = threading.Condition()
+    several = True  # whether small ones are to come at once
 
     def watched(image: Image.Image, side: int) -> np.ndarray:
         large = image.width > 20
-        with lock:
+        with changed:
             threads[large].add(threading.get_ident())
             now[large] += 1
             most[large] = max(most[large], now[large])
+            changed.notify_all()
+            if several and not large:  # a busy machine may be slow to start the other thread
+                assert changed.wait_for(lambda: most[False] > 1, timeout=60), "one by one"
         time.sleep(0.01)
-        with lock:
+        with changed:
             now[large] -= 1
         return square(image, side)
 
@@ -88,7 +92,7 @@ def test_large_images_come_one_after_the_other_and_few_at_once(tmp_path: Path, m
     assert most[True] == len(threads[True]) == 1
     assert 1 < most[False] <= len(threads[False]) <= reading.THREADS
     monkeypatch.setattr(reading, "usable_cores", lambda: 1)
-    most[False] = 0
+    most[False], several = 0, False
     assert np.array_equal(reading.read(given, SIDE).images, expected) and most[False] == 1
 
 
