@@ -421,3 +421,29 @@ def test_the_row_of_digits_has_the_numbers_of_the_records() -> None:
             path = ROOT / "results" / "smoke-digits" / TITLES.get(title, title)
             (record,) = [read_record(file) for file in path.rglob("result.json")]
             assert float(cell) == pytest.approx(record.metrics.aca, abs=0.051), title
+
+
+def test_the_tables_of_unequal_tasks_have_the_numbers_of_the_records() -> None:
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    head = "| | MORE-RP | RanPAC | EEIL | MORE | SLDA |"
+    rows = table(text, head)
+    assert len(rows) == 3
+    for name, *cells in rows:
+        benchmark = name.split("`")[1]
+        for title, cell in zip(head.strip("|").split("|")[1:], cells, strict=True):
+            assert float(cell) == pytest.approx(aca_of("unequal-cifar100", benchmark, title), abs=0.051)
+
+    text = (ROOT / "results" / "unequal-digits" / "README.md").read_text(encoding="utf-8")
+    rows = table(text, "| | Digits-5T (`smoke-digits/`) | unequal | one by one |")
+    assert len(rows) == 6
+    for title, equal, unequal, single in rows:
+        assert float(equal) == pytest.approx(aca_of("smoke-digits", "", title), abs=0.0051)
+        assert float(unequal) == pytest.approx(aca_of("unequal-digits", "digits-unequal", title), abs=0.0051)
+        assert float(single) == pytest.approx(aca_of("unequal-digits", "digits-one-by-one", title), abs=0.0051)
+
+
+def aca_of(folder: str, benchmark: str, title: str) -> float:
+    """The ACA of the only run of a method."""
+    path = ROOT / "results" / folder / benchmark / TITLES[title.split()[0]]
+    (file,) = path.rglob("result.json")
+    return read_record(file).metrics.aca
