@@ -153,6 +153,8 @@ def test_class_weights_leave_other_classes_alone() -> None:
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0, 1.0, 1.0])
     weights = class_weights(torch.tensor([0, 0, 0, 2]), 0, 3)  # of the second there is no image
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
+    weights = class_weights(torch.tensor([0, 0, 0, 1, 2, 2, 2, 3]), 1, 3)  # classes before and after
+    assert weights.tolist() == pytest.approx([1, 1, 1, 2, 2 / 3, 2 / 3, 2 / 3, 1])
 
 
 def test_resumed_equals_uninterrupted() -> None:
