@@ -186,6 +186,14 @@ def test_every_metric_is_explained_in_the_caption() -> None:
             assert kind.meaning(metric.label) == metric.meaning
 
 
+def test_entries_are_told_without_and_with_the_replay_buffer() -> None:
+    record = make_record(entries={"backbone": 5_500_000, "heads": 20_000, "buffer": 600_000, "total": 6_120_000})
+    cost = next(table for table in build_tables([record]) if table.key == "cost")
+    [cells] = cost.rows.values()
+    found = {metric: cell.mean for (_, metric), cell in zip(cost.heads, cells, strict=True) if cell}
+    assert (found["Entries"], found["With buffer"]) == (pytest.approx(5.52), pytest.approx(6.12))
+
+
 def test_seconds_are_those_of_runs_that_were_alone() -> None:
     seconds = {"train": 50.0}
     records = [
