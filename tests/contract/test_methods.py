@@ -132,8 +132,10 @@ def test_seconds_add_up() -> None:
 
 
 def test_single_image_and_kinds_of_input(taught: Learner, tmp_path: Path) -> None:
-    one = taught.predict(TEST[:1])
-    assert len(one.labels) == 1
+    one, among_others = taught.predict(TEST[:1]), taught.predict(TEST)
+    assert one.labels == among_others.labels[:1]
+    assert one.confidence == pytest.approx(among_others.confidence[:1], rel=1e-4)
+    assert one.ood_score == pytest.approx(among_others.ood_score[:1], rel=1e-4)
     assert taught.scores(TEST[:1]) == pytest.approx(taught.scores(TEST)[:1], rel=1e-4)
     path = tmp_path / "one.png"
     Image.fromarray(TEST[0]).save(path)

@@ -49,6 +49,7 @@ def test_regulariser_gradient_is_felt_by_free_neurons_only() -> None:
 
 def test_regulariser_when_every_neuron_is_taken() -> None:
     assert float(hat.regulariser(torch.ones(9), torch.ones(9), lamb=0.75)) == 0.0
+    assert float(hat.regulariser(torch.full((9,), 0.5), 1 - torch.eye(9)[4], lamb=0.75)) == 0.375  # all but one
 
 
 # ---- Eq. 8 and HAT's compensation ---------------------------------------------------------------------------------

@@ -41,6 +41,57 @@ def test_shrinkage_keeps_the_trace() -> None:
     assert float(torch.trace(shrunk)) == pytest.approx(float(torch.trace(g.covariance)))
 
 
+def covariance_of(*eigenvalues: float, samples: int) -> Gaussians:
+    return Gaussians(torch.zeros(2, len(eigenvalues)).double(), torch.diag(torch.tensor(eigenvalues)).double(), samples)
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "samples", "expected"),
+    [
+        ((4.0, 1.0, 1.0), 4, (6 + 36) / ((4 + 1 / 3) * 6)),  # over 1
+        ((9.0, 0.0, 0.0), 4, (27 + 81) / ((4 + 1 / 3) * 54)),
+        ((2.0, 2.0, 2.0), 4, math.inf),  # a multiple of the identity already
+    ],
+)
+def test_the_amount_of_shrinkage_follows_its_formula(
+    eigenvalues: tuple[float, ...], samples: int, expected: float
+) -> None:
+    """Of D eigenvalues with sum t and sum of squares q: ((1 - 2/D) q + t^2) / ((n + 1 - 2/D) (q - t^2 / D))."""
+    g = covariance_of(*eigenvalues, samples=samples)
+    r = min(1.0, expected)
+    assert float(gaussian.shrinkage(g)) == pytest.approx(r)
+    shrunk = [(1 - r) * value + r * sum(eigenvalues) / 3 for value in eigenvalues]
+    torch.testing.assert_close(gaussian.precision(g), torch.diag(1 / torch.tensor(shrunk).double()))
+
+
+def test_a_covariance_is_shrunk_only_with_fewer_free_samples_than_dimensions() -> None:
+    """Two means are estimated from the samples, so five of them leave three that are free, as many as dimensions."""
+    few, enough = (covariance_of(9.0, 1.0, 1.0, samples=n) for n in (4, 5))
+    plain = torch.diag(torch.tensor([1 / 9, 1.0, 1.0])).double()
+    assert float(gaussian.shrinkage(few)) > 0.5 and float(gaussian.shrinkage(enough)) == 0
+    torch.testing.assert_close(gaussian.precision(enough), plain)
+    assert float(gaussian.shrinkage(enough, shrink_below=1.01)) > 0.5
+    assert float(gaussian.shrinkage(few, shrink_below=2 / 3)) == 0
+    torch.testing.assert_close(gaussian.precision(few, shrink_below=2 / 3), plain)
+
+
+@pytest.mark.parametrize("count", [3, 50])
+def test_the_unit_of_features_is_the_unit_of_distances(count: int) -> None:
+    features, targets = sample(count, 6)
+    tiny = features.double() * 1e-3
+    g, scaled = gaussian.estimate(features, targets, 1), gaussian.estimate(tiny, targets, 1)
+    torch.testing.assert_close(gaussian.precision(scaled), 1e6 * gaussian.precision(g), rtol=1e-6, atol=0)
+
+
+def test_joining_images_leaves_what_was_known_before_as_it_was() -> None:
+    features, targets = sample(30, 4, classes=2)
+    g = gaussian.estimate(features, targets, 2)
+    counts, spread = targets.bincount(), gaussian.scatters(features, targets, g.means)
+    before = [part.clone() for part in (g.means, g.covariance, counts, spread)]
+    gaussian.extended(g, counts, spread, *sample(10, 4, classes=2, seed=1))
+    assert all(map(torch.equal, before, (g.means, g.covariance, counts, spread)))
+
+
 def test_constant_features_are_no_obstacle() -> None:
     """A dimension that never varies has no say in the distance; the others have theirs as if it were not there."""
     features, targets = sample(100, 5)

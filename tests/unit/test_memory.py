@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from morecl.errors import InputError
 from morecl.memory import LogitReservoir, ReplayMemory, herding, herding_order, last_of_each, reservoir_slots
 
 
@@ -50,6 +51,24 @@ def test_ranked_update_takes_the_first_of_the_order_and_cuts_from_its_end() -> N
     assert numbers(m) == [4, 2, 0, 9, 7, 5]
     m.update_ranked(images(4, first=10), np.array([2, 2, 2, 2]), np.array([3, 1, 0, 2]), draw())
     assert numbers(m) == [4, 2, 9, 7, 13, 11]
+
+
+def test_further_images_of_a_class_get_only_the_place_that_it_has() -> None:
+    """Of 200 draws, the one place of class 0 goes to one of three new images in 150 +- 4 standard deviations (6.1)."""
+    new = 0
+    for seed in range(200):
+        m = ReplayMemory(2, ["a", "b", "c"], side=4)
+        m.replace(images(2), np.array([0, 2]))  # the second class has no place
+        m.add(images(9, first=10), np.repeat([0, 1, 2], 3), np.array([1, 1, 1]), draw(seed))
+        assert sorted(m.columns.tolist()) == [0, 2]
+        of_first = numbers(m)[m.columns.tolist().index(0)]
+        assert of_first in (0, 10, 11, 12)
+        new += of_first != 0
+    assert abs(new - 150) < 25
+    m = ReplayMemory(3, ["a", "b", "c"], side=4)
+    m.replace(images(2), np.array([0, 2]))
+    m.add(images(3, first=10), np.array([1, 1, 1]), np.array([1, 0, 1]), draw())
+    assert sorted(m.columns.tolist()) == [0, 1, 2]  # one was free
 
 
 def greedy_herding(features: np.ndarray, count: int) -> list[int]:
@@ -167,6 +186,14 @@ def test_a_reservoir_of_logits_keeps_images_and_logits_together() -> None:
     assert index.tolist() == list(range(5))  # what was stored comes first
     assert logits[:, :2].numpy().tolist() == memory.extras["logits"].tolist()
     assert known.tolist() == [[True, True, False, False]] * 5
+
+
+def test_a_reservoir_keeps_its_size() -> None:
+    memory = ReplayMemory(5, range(4), 4)
+    filled_reservoir(memory)
+    with pytest.raises(InputError, match="create a new learner"):
+        memory.resize(3, draw())
+    assert (memory.size, len(memory)) == (5, 5)
 
 
 def test_writing_the_same_twice_changes_nothing_more() -> None:

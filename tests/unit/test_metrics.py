@@ -42,6 +42,14 @@ def test_incremental_accuracy_is_the_mean_over_steps() -> None:
     assert metrics.iauc([80.0, 70.0]) == 75.0
 
 
+def test_a_table_is_no_list_of_numbers() -> None:
+    """Its mean would be one over all that it holds."""
+    with pytest.raises(ValueError, match="of shape"):
+        metrics.aia([[90.0, 75.0], [60.0, 50.0]])
+    with pytest.raises(ValueError, match="same length"):
+        metrics.aca([[0, 1]], [[0, 1]])
+
+
 def test_reduction_leaves_out_the_last_task() -> None:
     assert metrics.reduction_rate(MATRIX) == pytest.approx((30 + 5) / 2)
     assert metrics.bwt(MATRIX) == pytest.approx(-17.5)
@@ -141,6 +149,13 @@ def test_roc_points_are_thinned_but_keep_the_curve() -> None:
     assert np.all(np.diff(x) >= 0) and np.all(np.diff(y) >= 0)
     area = np.sum(np.diff(x) * (y[1:] + y[:-1])) / 200
     assert area == pytest.approx(metrics.auc(known, unknown), abs=0.1)
+
+
+def test_a_curve_has_at_least_its_two_ends() -> None:
+    x, y = metrics.roc_curve_points([0.0, 1.0, 2.0], [1.0, 3.0], points=2)
+    assert (x.tolist(), y.tolist()) == ([0, 100], [0, 100])
+    with pytest.raises(ValueError, match="at least 2 points"):
+        metrics.roc_curve_points([0.0], [1.0], points=1)
 
 
 def test_roc_points_of_separated_scores_pass_through_the_corner() -> None:

@@ -41,3 +41,4 @@ def test_global_generators_are_left_alone() -> None:
 def test_draws_are_pinned() -> None:
     """A change here changes every result there is."""
     assert torch.randperm(6, generator=generator(0, "epoch", 1, 2)).tolist() == [2, 3, 4, 5, 1, 0]
+    assert torch.randperm(6, generator=generator(1, "task", 1)).tolist() == [2, 5, 1, 3, 0, 4]

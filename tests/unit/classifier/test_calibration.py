@@ -59,6 +59,16 @@ def test_too_little_to_fit(count: int, classes: int) -> None:
     assert calibration.fit_temperature(np.ones((count, classes)), np.zeros(count, int)) == 1.0
 
 
+def test_ten_images_of_two_classes_are_enough() -> None:
+    """Score 1 for the true class and 0 for the other: 61 / 62 for 60 images, so 11 / 12 for ten, at 1 / T = log 11."""
+    eye = np.eye(2)[np.arange(10) % 2]
+    assert calibration.fit_temperature(eye, np.arange(10) % 2) == pytest.approx(1 / np.log(11), rel=1e-3)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    assert calibration.softmax(np.array([[2e4, 2e4 - np.log(3), 0.0]])).tolist() == [pytest.approx([0.75, 0.25, 0])]
+
+
 def test_all_right_is_not_certain() -> None:
     """60 of 60: the runner-up counts for one image in 62."""
     eye = np.hstack([np.eye(2)[np.arange(60) % 2] * 5, np.full((60, 3), -1e4)])

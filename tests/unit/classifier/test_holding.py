@@ -41,6 +41,18 @@ def test_a_spent_budget_leaves_each_class_an_equal_part(monkeypatch: pytest.Monk
     assert held.without(1).counts(3).tolist() == [8, 0, 3]
 
 
+def test_what_is_kept_of_a_class_is_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 20 images is among the 8 kept in 40 % of 300 draws: 120 +- 4 standard deviations (8.5)."""
+    monkeypatch.setattr(holding, "BUDGET", 8 * 12)
+    images = np.arange(20, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 2, 2, 3), np.uint8)
+    columns, kept = np.zeros(20, np.int64), np.zeros(20)
+    for seed in range(300):
+        held, again = (HeldBack.none(2).with_more(images, columns, generator(seed)) for _ in range(2))
+        assert np.array_equal(held.images, again.images)
+        kept[held.images[:, 0, 0, 0]] += 1
+    assert kept.sum() == 2400 and (abs(kept - 120) < 34).all()
+
+
 def test_a_class_keeps_a_few_whatever_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "BUDGET", 1)
     held = HeldBack.none(2).with_more(np.zeros((30, 2, 2, 3), np.uint8), np.arange(30) % 3, generator(0))

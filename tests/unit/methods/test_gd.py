@@ -61,6 +61,19 @@ def test_a_task_ends_with_a_balanced_stage_of_the_head_alone(stages: list[dict[s
     assert group["lr"] == pytest.approx(0.001) and teacher["optimizer"].param_groups[0]["lr"] == 0.01
 
 
+def test_each_term_of_the_balanced_stage_weighs_its_classes_alike(stages: list[dict[str, Any]]) -> None:
+    """Cross-entropy all classes, the distillation of the old network the old ones, that of the teacher the new ones."""
+    learner = learner_of(Gd, memory_size=6, balanced_epochs=1)
+    x, y = images_of(0, 1)
+    learner.learn_task(x[:9], y[:9])  # of class 1 a single image
+    x, y = images_of(2, 3)
+    learner.learn_task(x[:12], y[:12])
+    columns, weights = gathered(stages[-1], 1), gathered(stages[-1], 4)
+    assert columns.bincount().tolist() == [3, 1, 8, 4]
+    total = torch.zeros(4, 3).index_add(0, columns, weights)
+    torch.testing.assert_close(total.T, torch.tensor([[4.0, 4, 4, 4], [2, 2, 8, 4], [3, 1, 6, 6]]))
+
+
 def test_the_balanced_stage_moves_the_head_only() -> None:
     with_stage, without = (
         teach(learner_of(Gd, memory_size=4, balanced_epochs=epochs), (0, 1), (2, 3)).model.state_dict()
@@ -131,7 +144,7 @@ def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatc
 
 
 def test_loss_is_global_distillation_over_all_old_classes() -> None:
-    learner = learner_of(Gd)
+    learner = learner_of(Gd, temperature=3.0)
     rng = np.random.default_rng(0)
     z, p, c, w = rng.normal(size=(5, 6)), rng.normal(size=(5, 4)), rng.normal(size=(5, 2)), rng.uniform(size=(5, 3))
     y = np.array([0, 5, 2, 1, 4])
@@ -140,7 +153,7 @@ def test_loss_is_global_distillation_over_all_old_classes() -> None:
         return a - np.log(np.exp(a).sum(1, keepdims=True))
 
     def distilled(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
-        return -4 * (np.exp(log_softmax(teacher / 2)) * log_softmax(student / 2)).sum(1)
+        return -9 * (np.exp(log_softmax(teacher / 3)) * log_softmax(student / 3)).sum(1)
 
     ce = -log_softmax(z)[np.arange(5), y]
     terms = np.stack([ce, 4 / 6 * distilled(z[:, :4], p), 2 / 6 * distilled(z[:, 4:], c)], 1)
@@ -153,6 +166,8 @@ def test_class_weights_leave_other_classes_alone() -> None:
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0, 1.0, 1.0])
     weights = class_weights(torch.tensor([0, 0, 0, 2]), 0, 3)  # of the second there is no image
     assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
+    weights = class_weights(torch.tensor([0, 0, 0, 1, 2, 2, 2, 3]), 1, 3)  # classes before and after
+    assert weights.tolist() == pytest.approx([1, 1, 1, 2, 2 / 3, 2 / 3, 2 / 3, 1])
 
 
 def test_resumed_equals_uninterrupted() -> None:

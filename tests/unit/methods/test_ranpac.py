@@ -59,6 +59,14 @@ def test_the_strength_is_that_of_least_held_out_error(monkeypatch: pytest.Monkey
     assert learner.rule._strength(features, task) == expected, "too many images to hold all random features at once"
 
 
+def test_the_largest_output_tells_how_well_an_image_is_known() -> None:
+    learner = teach(learner_of(Ranpac, projection=30), (0, 1), (2,))
+    x, _ = images_of(0, 1, 2, 3, each=3)
+    outputs, answer = learner.scores(x), learner.predict(x)
+    np.testing.assert_allclose(answer.ood_score, -outputs.max(1), rtol=1e-6)
+    np.testing.assert_allclose(answer.confidence, 1 / np.exp(outputs - outputs.max(1)[:, None]).sum(1), rtol=1e-6)
+
+
 def test_sums_are_counted_as_kept_and_weights_are_not() -> None:
     learner = teach(learner_of(Ranpac, projection=30), (0, 1), (2,))
     scale_place_and_sharpness = 3

@@ -24,6 +24,17 @@ def test_scores_are_those_of_discriminant_analysis() -> None:
     assert np.allclose(scores - scores[:, :1], expected - expected[:, :1], rtol=1e-6, atol=1e-6)
 
 
+def test_the_confidence_is_the_largest_softmax_probability() -> None:
+    learner = teach(learner_of(Slda, shrinkage=1.0), (0, 1), (2,))  # far from certain
+    x, _ = images_of(0, 1, 2, 3, each=3)
+    scores, answer = learner.scores(x), learner.predict(x)
+    p = 1 / np.exp(scores - scores.max(1)[:, None]).sum(1)
+    np.testing.assert_allclose(answer.confidence, p, rtol=1e-6)
+    unsure = p < 0.9
+    assert unsure.any()
+    np.testing.assert_allclose(answer.ood_score[unsure], -np.log(p[unsure] / (1 - p[unsure])), rtol=1e-5)
+
+
 def test_tasks_do_not_matter() -> None:
     x, _ = images_of(0, 3, each=4)
     rng = np.random.default_rng(0)

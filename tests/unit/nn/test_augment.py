@@ -49,6 +49,23 @@ def test_a_crop_is_that_of_pillow() -> None:
         assert np.abs(made[number] - expected).mean() < 1.5
 
 
+@pytest.mark.parametrize(("height", "width"), [(80, 60), (60, 80), (50, 50)])
+def test_no_box_is_larger_than_its_image(height: int, width: int) -> None:
+    x, y, w, h, _ = random_boxes(5_000, height, width, draw()).unbind(1)
+    assert (w <= width).all() and (h <= height).all() and w.max() > width - 1 and h.max() > height - 1
+    assert (x - w / 2).min() > -1e-4 and (x + w / 2).max() < width + 1e-4
+    assert (y - h / 2).min() > -1e-4 and (y + h / 2).max() < height + 1e-4
+
+
+def test_interpolation_is_bicubic_and_stays_within_what_pixels_can_be() -> None:
+    """The whole image, against torch's resizing; black and white noise overshoots."""
+    images = torch.randint(0, 2, (2, 3, 12, 9), generator=draw()).float() * 255
+    whole = torch.tensor([[4.5, 6.0, 9.0, 12.0, 0.0]] * 2)
+    expected = torch.nn.functional.interpolate(images, (32, 32), mode="bicubic", align_corners=False)
+    assert expected.min() < -10 and expected.max() > 265
+    torch.testing.assert_close(cropped(images, whole, 32), expected.clamp(0, 255), rtol=0, atol=0.01)
+
+
 def test_tokens_are_those_of_random_crops_and_others_stay() -> None:
     learner, images = tiny.create("ncm"), tiny.pictures(0, 12)
     tokens = learner.prepare(images)

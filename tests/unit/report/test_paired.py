@@ -65,6 +65,70 @@ def test_a_bound_is_compared_but_is_never_the_best() -> None:
     }
 
 
+def test_the_best_is_that_of_the_highest_mean() -> None:
+    """Not of the highest median, which is 82 to 80."""
+    table = difference_table(arrange([*runs("morerp", [80.0, 80.0, 93.5]), *runs("eeil", [82.0, 82.0, 82.5])]))
+    assert table is not None
+    assert table.title == "MORE-RP against the others"
+
+
+def test_the_best_was_run_on_the_most_benchmarks() -> None:
+    """What does well where it was tried may not do so elsewhere; it is compared where both were run."""
+    elsewhere = [
+        with_aca(value, method, "cifar10-5t", seed=seed)
+        for method, values in (("morerp", OURS), ("eeil", THEIRS))
+        for seed, value in enumerate(values)
+    ]
+    table = difference_table(
+        arrange([*runs("ncm", [93.0, 93.5, 93.2]), *runs("morerp", OURS), *runs("eeil", THEIRS), *elsewhere])
+    )
+    assert table is not None
+    assert table.title == "MORE-RP against the others"
+    found = {row.method: [cell is not None for cell in cells] for row, cells in table.rows.items()}
+    there = [head == "Digits-5T" for head, _ in table.heads]
+    assert found == {"eeil": [True] * len(there), "ncm": there}
+
+
+def test_models_of_single_tasks_are_not_compared() -> None:
+    table = difference_table(
+        arrange([*runs("single", [93.0, 93.5, 93.2]), *runs("morerp", OURS), *runs("eeil", THEIRS)])
+    )
+    assert table is not None
+    assert [row.method for row in table.rows] == ["eeil"]
+
+
+def test_a_seed_that_was_run_thrice_counts_once_with_its_mean() -> None:
+    thrice = [with_aca(value, "morerp", device=f"cuda:{k}") for k, value in enumerate((80.0, 80.0, 83.0))]
+    table = difference_table(arrange([*thrice, *runs("morerp", OURS[1:], first=1), *runs("eeil", THEIRS)]))
+    assert table is not None
+    [[cell, *_]] = table.rows.values()
+    assert cell is not None
+    assert (cell.n, cell.mean) == (3, pytest.approx((81 + 83 + 81 - 78.5 - 80 - 80.4) / 3))
+
+
+def test_the_number_of_pairs_is_said_once_if_it_is_the_same() -> None:
+    same = difference_table(arrange([*runs("eeil", THEIRS), *runs("icarl", THEIRS), *runs("morerp", [*OURS, 82.0])]))
+    assert same is not None
+    assert same.same_n == 3
+    other = difference_table(
+        arrange([*runs("eeil", THEIRS), *runs("icarl", [*THEIRS, 80.0]), *runs("morerp", [*OURS, 82.0])])
+    )
+    assert other is not None
+    assert other.same_n is None
+
+
+@pytest.mark.parametrize(
+    ("off", "note"), [((0.0, 0.01, 0.02), "p < 0.001"), ((0.0, 0.5, 1.0), "p = 0.003"), ((0.0, 5.0, 15.0), "p = 0.1")]
+)
+def test_how_p_is_told(off: tuple[float, ...], note: str) -> None:
+    table = difference_table(arrange([*runs("eeil", [70.0 - each for each in off]), *runs("morerp", [75.0] * 3)]))
+    assert table is not None
+    [[cell, *_]] = table.rows.values()
+    assert cell is not None
+    p = stats.ttest_1samp([5 + each for each in off], 0).pvalue
+    assert cell.note == note and (p < 0.001 if "<" in note else p == pytest.approx(float(note[4:]), abs=0.05))
+
+
 def test_held_out_images_are_not_compared_with_test_images() -> None:
     assert difference_table(arrange([*map(held_out, runs("eeil", THEIRS)), *runs("morerp", OURS)])) is None
 

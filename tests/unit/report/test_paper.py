@@ -82,6 +82,31 @@ def test_another_backbone_is_marked_and_the_papers_is_not() -> None:
     assert cell is not None and cell.paper_text() == "89.16 ± 0.53" and table.full_caption.endswith("the paper.")
 
 
+def test_an_average_is_marked_if_one_of_its_numbers_is() -> None:
+    one, other = (
+        make_record("gd", name, tasks=tasks, config={"memory_size": size}, backbone="deit_small_patch16_224")
+        for name, tasks, size in (("cifar10-5t", 5, 200), ("cifar100-10t", 10, 2000))
+    )
+    another = other.model_copy(update={"backbone": make_record(backbone="vit_tiny").backbone})
+
+    def marks(records: list[Record]) -> list[bool]:
+        with declared_weights([f"{one.backbone.sha256}=611"], records):
+            table = main_table(records)
+        assert ("†" in table.full_caption) == (another in records)
+        [cells] = table.rows.values()
+        shown = dict(zip(table.heads, cells, strict=True))
+        texts = [
+            cell.paper_text()
+            for head in ("CIFAR10-5T", "CIFAR100-10T", "Average")
+            if (cell := shown[head, "ACA"]) is not None
+        ]
+        assert all(texts)
+        return [text.endswith("†") for text in texts]
+
+    assert marks([one, other]) == [False, False, False]
+    assert marks([one, another]) == [False, True, True]
+
+
 def test_weights_trained_on_200_classes_have_numbers_of_their_own() -> None:
     record = make_record("gd", "cifar10-5t", backbone="deit_small_patch16_224")
     half = record.model_copy(update={"config": {"memory_size": 100}})

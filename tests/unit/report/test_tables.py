@@ -106,6 +106,22 @@ def test_forward_transfer_joins_the_single_task_model() -> None:
     assert "Transfer" not in [table.title for table in build_tables([make_record("more")])]
 
 
+def test_references_of_several_seeds_are_averaged() -> None:
+    """Models of single tasks reach 95 with seed 0 and 85 with seed 1."""
+    record = make_record("more")
+    references = [make_record("single"), make_record("single", seed=1, level=70.0)]
+    diagonal = [row[i] for i, row in enumerate(record.accuracy_matrix)]
+    filled = with_fwt([record, *references])
+    assert filled[0].metrics.fwt == pytest.approx(sum(value - 90 for value in diagonal if value) / 5)
+    assert [each.metrics.fwt for each in filled[1:]] == [None, None]  # nothing to compare them with
+
+
+def test_forward_transfer_that_a_record_has_stays() -> None:
+    record = make_record("more")
+    record = record.model_copy(update={"metrics": record.metrics.model_copy(update={"fwt": -1.5})})
+    assert with_fwt([record, make_record("single")])[0].metrics.fwt == -1.5
+
+
 def test_a_reference_on_other_images_gives_no_forward_transfer() -> None:
     single = make_record("single")
     for change in ({"fingerprint": "f" * 64}, {"scored_on": "validation"}):
@@ -157,6 +173,10 @@ def test_a_seed_that_was_run_twice_counts_once() -> None:
     [[cell, _]] = main_table([*twice, with_aca(74.0, seed=1)]).rows.values()
     assert cell is not None
     assert (cell.text(), cell.n) == ("72.00 ± 2.83", 2)
+    thrice = [with_aca(value, device=f"cuda:{number}") for number, value in enumerate((70.0, 70.0, 73.0))]
+    [[cell, _]] = main_table(thrice).rows.values()
+    assert cell is not None
+    assert (cell.mean, cell.n) == (71.0, 1)
 
 
 def test_every_metric_is_explained_in_the_caption() -> None:
@@ -164,6 +184,14 @@ def test_every_metric_is_explained_in_the_caption() -> None:
         for metric in kind.metrics:
             assert f"{metric.label}: {metric.meaning}.".lower() in kind.caption.lower()
             assert kind.meaning(metric.label) == metric.meaning
+
+
+def test_entries_are_told_without_and_with_the_replay_buffer() -> None:
+    record = make_record(entries={"backbone": 5_500_000, "heads": 20_000, "buffer": 600_000, "total": 6_120_000})
+    cost = next(table for table in build_tables([record]) if table.key == "cost")
+    [cells] = cost.rows.values()
+    found = {metric: cell.mean for (_, metric), cell in zip(cost.heads, cells, strict=True) if cell}
+    assert (found["Entries"], found["With buffer"]) == (pytest.approx(5.52), pytest.approx(6.12))
 
 
 def test_seconds_are_those_of_runs_that_were_alone() -> None:
