@@ -84,6 +84,8 @@ class Column:
 
 Grid = dict[Row, dict[Column, list[Record]]]
 
+_SWITCHED_OFF = {"pretrained": "random weights", "freeze_backbone": "trained backbone"}  # what rows call it
+
 OLDER = {"freeze_backbone": True, "augment": False}  # what records without these settings were made with
 
 
@@ -243,6 +245,8 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
         return None
     if key == "augment":
         return "augmented" if value else None
+    if key in _SWITCHED_OFF and value is False:
+        return _SWITCHED_OFF[key]
     if isinstance(value, bool):
         return f"no {words}" if not value else (f"with {words}" if theirs is not None else None)
     if key == "memory_size" and value and theirs == 2 * value:

@@ -211,7 +211,7 @@ def test_no_record_of_the_results_has_a_setting_that_is_missing() -> None:
 def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
     configs = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
     records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
-    assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
+    assert set(aca_cells(records)) == {"MORE", "MORE (trained backbone)"}
 
 
 def test_settings_without_effect_neither_split_rows_nor_are_named() -> None:
