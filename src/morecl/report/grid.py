@@ -239,6 +239,8 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     """A setting in words, ``None`` for the usual one."""
     key = path.split(".")[-1]
     words = key.replace("_", " ")
+    if key == "image_size" and value is None:
+        value = record.backbone.image_size  # the backbone's own; older records do not have it
     usual = usual_memory(record.benchmark) if key == "memory_size" else None
     theirs = paper_settings(record.benchmark).get(key, usual)
     if value == theirs and theirs is not None:
