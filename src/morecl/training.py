@@ -149,6 +149,7 @@ def fit(
 
     run = Capturing(step, optimizer.tensors()) if capture else step
 
+    way_out = f" of the stage {stage!r}; lower its learning rate" if stage else "; lower the learning rate (lr)"
     initial: Tensor | None = None  # the loss before the first step
 
     def one_by_one(batches: Iterable[Batch]) -> tuple[Tensor, int]:
@@ -167,13 +168,12 @@ def fit(
         mean = float(total) / steps  # the only wait for the device in an epoch
         if not math.isfinite(mean):
             raise DivergedError(
-                f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}; "
-                "lower the learning rate (lr)"
+                f"training diverged: the loss of task {task + 1} is {mean} in epoch {epoch + 1} of {epochs}{way_out}"
             )
         if initial is not None and mean > EXPLODED and mean > EXPLODED * float(initial):  # else nothing waits for it
             raise DivergedError(
                 f"training diverged: the loss of task {task + 1} grew from {float(initial):.3g} to {mean:.3g} in epoch "
-                f"{epoch + 1} of {epochs}; lower the learning rate (lr)"
+                f"{epoch + 1} of {epochs}{way_out}"
             )
         speed = None if images is None else images / max(time.perf_counter() - started, 1e-9)
         listener(EpochDone(task, epoch + 1, epochs, mean, speed, stage))

@@ -2,7 +2,8 @@
 
 Each pair is one run per seed, scored on a share (``validation``) of each class's training images that is not trained on
 (see ``morecl.data.build_stream``). Runs go to OUT/lr-R-epochs-E/order-K-seed-S, the result to OUT/tune.json, which is
-updated after every pair. An interrupted search continues where it stopped: finished runs are not repeated.
+updated after every pair. An interrupted search continues where it stopped: finished runs are not repeated, nor is a
+pair that diverged, unless its folder was deleted.
 
 A best rate at an end of the grid says little, so the search can go on beyond it (``beyond``).
 """
@@ -126,8 +127,11 @@ def tune(
         return rate_beyond([done[pair] for pair in asked]) if tried < beyond else None
 
     def carry_out() -> None:
+        for pair, trial in _diverged_before(request, seeds, out).items():
+            if pair in asked and pair not in done:
+                note(trial)
         left = {pair: runs for pair, runs in asked.items() if pair not in done}
-        if elsewhere:
+        if elsewhere and left:
             _try_elsewhere(left, out, elsewhere, note)
         else:
             for pair, runs in left.items():
@@ -209,7 +213,11 @@ def _request(request: RunRequest, lr: float, epochs: int, seed: int) -> RunReque
 
 def _folder(out: Path, request: RunRequest) -> Path:
     lr, epochs = (request.settings[name] for name in TUNED)
-    return out / f"lr-{lr}-epochs-{epochs}" / f"order-{request.class_order}-seed-{request.seed}"
+    return _pair_folder(out, lr, epochs) / f"order-{request.class_order}-seed-{request.seed}"
+
+
+def _pair_folder(out: Path, lr: float, epochs: int) -> Path:
+    return out / f"lr-{lr}-epochs-{epochs}"
 
 
 def _trial(pair: tuple[float, int], runs: Sequence[RunRequest], out: Path, watch: Watch, inputs: InputsNow) -> Trial:
@@ -272,6 +280,18 @@ def _ended_trial(pair: tuple[float, int], outcomes: Sequence[Outcome]) -> Trial:
         reason = diverged.removeprefix(DIVERGED).strip()
         return Trial(lr=lr, epochs=epochs, aca=None, aia=None, seconds=None, note=reason)
     return _scored(pair, records)
+
+
+def _diverged_before(request: RunRequest, seeds: Sequence[int], out: Path) -> dict[tuple[float, int], Trial]:
+    """The trials of the same search in ``out`` that diverged and whose runs are still there."""
+    try:
+        before = Search.model_validate_json((out / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none, or of another version: what diverged then is tried again
+        return {}
+    if (before.request, before.seeds) != (request, list(seeds)):
+        return {}
+    trials = {(trial.lr, trial.epochs): trial for trial in before.trials if trial.aca is None}
+    return {pair: trial for pair, trial in trials.items() if _pair_folder(out, *pair).is_dir()}
 
 
 def _scored(pair: tuple[float, int], records: Sequence[Record]) -> Trial:

@@ -177,6 +177,13 @@ def test_a_loss_that_explodes_stops_although_it_is_finite() -> None:
     run(lambda p, x: (p * 0).sum() + 900.0 * (len(events) > 0), epochs=2, listener=events.append)  # from 0
 
 
+@pytest.mark.parametrize("factor", [float("nan"), 1e9])
+def test_a_stage_that_diverges_is_named(factor: float) -> None:
+    """Its rate is a setting of its own, such as back_update_lr."""
+    with pytest.raises(DivergedError, match=r"in epoch \d of 2 of the stage 'back-update'; lower its learning rate$"):
+        run(lambda p, x: (p * 0).sum() + (factor if x == 2 else 1.0), epochs=2, stage="back-update")
+
+
 def test_a_last_step_that_blows_up_is_no_result() -> None:
     """The loss of an epoch is that of the weights before each step; what the last one made of them counts, too."""
     with pytest.raises(DivergedError, match="task 5 left numbers that are not finite"):

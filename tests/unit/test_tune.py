@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,29 @@ def test_a_diverging_rate_loses_and_the_search_continues(tmp_path: Path) -> None
     assert found.trials[0].seconds is None  # no record says how long it took
     assert found.best == found.trials[1] and found.best.lr == 0.001
     assert found.complete
+
+
+def test_a_trial_that_diverged_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, out = write_data(tmp_path / "data", test_seed=1), tmp_path / "out"
+    first = search(root, out, lrs=(1e30, 0.001))
+    tried: list[str] = []
+
+    def noted(folder: Path, watcher: Watcher | None = None) -> None:
+        tried.append(folder.parent.name)
+        raise DivergedError("again")
+
+    monkeypatch.setattr(launch, "resume", noted)
+    monkeypatch.setattr(launch, "start", lambda request, folder, **_: noted(folder))
+    assert search(root, out, lrs=(1e30, 0.001)) == first and not tried
+    assert not search(root, out, lrs=(1e30,)).trials[0].aca and not tried  # another grid, the same trial
+    assert tune(
+        request(root), lrs=[1e30], epochs=[1], seeds=[0], out=out, watch=NoWatch(), elsewhere=at_once
+    ).trials == [first.trials[0]]
+    search(root, out, lrs=(1e30,), seeds=(0, 1))
+    assert tried == ["lr-1e+30-epochs-1"]
+    shutil.rmtree(out / "lr-1e+30-epochs-1")
+    assert search(root, out, lrs=(1e30,), seeds=(0, 1)).trials[0].note == "again"
+    assert len(tried) == 2
 
 
 def at_once(runs: Sequence[PlannedRun], done: Callable[[Outcome], None]) -> list[Outcome]:

@@ -57,7 +57,7 @@ def run(
     if "seed" in settings:
         raise InputError("give the seed as --seed")
     from morecl.data import load_recipe
-    from morecl.run import RunRequest, default_folder, rate_notes
+    from morecl.run import RunRequest, default_folder, preset_notes, rate_notes
 
     recipe = load_recipe(benchmark)  # reject a typo before torch is imported
     _start_cuda(settings)
@@ -76,12 +76,14 @@ def run(
         validation=validation,
         keep_checkpoints=keep_checkpoints,
     )
+    run = request.resolve()
+    notes = [*preset_notes(run), *(f"{note} (--set lr=...)" for note in rate_notes([run]))]
     folder = out or default_folder(Path("runs"), recipe.name, method, class_order, seed)
     _display(
         f"{benchmark} {method}",
         folder,
         lambda watcher: start(request, folder, overwrite=overwrite, watcher=watcher),
-        [f"{note} (--set lr=...)" for note in rate_notes([request.resolve()])],
+        notes,
     )
 
 

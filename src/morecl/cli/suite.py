@@ -45,11 +45,14 @@ def suite(
         raise InputError("--jobs is for this machine; on Ray, --cpus-per-run and --gpus-per-run say how many fit")
     from morecl.suite import run as runs
     from morecl.suite.here import Here
-    from morecl.suite.plan import load_suite, number_list, plan
+    from morecl.suite.plan import kept_settings, load_suite, number_list, plan
 
     chosen = number_list("--seeds", seeds, int) if seeds is not None else None
-    planned = plan(load_suite(name), out, settings=settings, seeds=chosen, data_root=data_root)
+    loaded = load_suite(name)
+    planned = plan(loaded, out, settings=settings, seeds=chosen, data_root=data_root)
     console = output_console()
+    for line in kept_settings(loaded, settings):
+        console.print(line, style="dim", markup=False, emoji=False, highlight=False, soft_wrap=True)
     try:
         with _on_ray(ray, console) if ray else nullcontext(Here(jobs)) as place:
             outcomes = runs.run_suite(planned, console, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from morecl.cli.terminal import printable
 from morecl.records import Record
-from morecl.report.grid import Column, arrange, repetition_mean, repetitions
+from morecl.report.grid import Column, arrange, repetition_mean, repetition_values, repetitions
 from morecl.report.notes import caveats
 
 _MEANINGS = {  # of the metric columns
@@ -30,6 +31,8 @@ _NAME_WIDTH = 12  # characters of a method's or benchmark's name before it wraps
 def print_summary(records: Sequence[Record], console: Console, lost: Sequence[str] = ()) -> None:
     """Print one line per method and benchmark: means over runs, as many columns as fit, each benchmark's best green.
 
+    Only ACA has its deviation; documents (:mod:`morecl.report.formats`) have all.
+
     ``lost``: notes on records that are not among them.
     """
     grid = arrange(records)
@@ -45,6 +48,9 @@ def print_summary(records: Sequence[Record], console: Console, lost: Sequence[st
             names = ("aca", "aia", "til_accuracy", "auc", "iauc")
             means = [repetition_mean(runs, attrgetter(f"metrics.{name}")) for name in names]
             cells = ["-" if value is None else f"{value:.2f}" for value in means]
+            acas = repetition_values(runs, lambda r: r.metrics.aca)
+            if len(acas) > 1:
+                cells[0] += f" ± {statistics.stdev(acas):.2f}"
             seconds = repetition_mean(runs, lambda r: r.seconds.get("total") if r.seconds_count else None)
             lines.append(
                 {"method": row.label, "benchmark": column.label, "runs": str(len(repetitions(runs)))}
@@ -62,6 +68,8 @@ def print_summary(records: Sequence[Record], console: Console, lost: Sequence[st
         table.add_row(*(Text(line[head]) for head in heads), style="green" if best else None)
     console.print(table)
     legend = [f"{head}: {meaning}." for head, meaning in _MEANINGS.items() if head in heads]
+    if any("±" in line["ACA"] for line in lines):
+        legend.insert(0, "Means over runs; ±: sample standard deviation.")
     console.print(f"Percent. {' '.join(legend)}", style="dim", highlight=False)
     for note in (*map(printable, lost), *caveats(grid)):
         console.print(note, style="dim", markup=False, emoji=False)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from morecl.nn import signal_stack
+
 
 class Linear(nn.Linear):
     """``nn.Linear``, computed by :func:`linear`. Made from one, whose weights it shares."""
@@ -106,4 +108,5 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    signal_stack.ensure()
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))

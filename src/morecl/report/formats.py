@@ -74,11 +74,10 @@ def _markdown_cell(table: Table, cell: Cell | None) -> str:
 def _latex_cell(table: Table, cell: Cell | None) -> str:
     if cell is None:
         return ""
-    sign = "$\\pm$"
-    number = cell.text(sign)
+    number = _tex_number(cell.text("±"))
     number = f"\\textbf{{{number}}}" if cell.best else number
-    theirs = f"{{\\scriptsize [{cell.paper_text(sign).replace('†', _TEX[ord('†')])}]}}" if cell.paper else ""
-    return " ".join(part for part in (number, table.count(cell), theirs) if part)
+    theirs = f"{{\\scriptsize [{_tex_number(cell.paper_text('±'))}]}}" if cell.paper else ""
+    return " ".join(part for part in (number, _tex(table.count(cell)), theirs) if part)
 
 
 def _pipes(cells: Iterable[str]) -> str:
@@ -113,6 +112,11 @@ _TEX = str.maketrans(
 
 def _tex(text: str) -> str:
     return _one_line(text).translate(_TEX)
+
+
+def _tex_number(text: str) -> str:
+    """Outside a formula LaTeX prints the minus of a number as a hyphen."""
+    return _tex(text).replace("-", "$-$")
 
 
 def _one_line(text: str) -> str:

@@ -84,6 +84,8 @@ class Column:
 
 Grid = dict[Row, dict[Column, list[Record]]]
 
+_SWITCHED_OFF = {"pretrained": "random weights", "freeze_backbone": "trained backbone"}  # what rows call it
+
 OLDER = {"freeze_backbone": True, "augment": False}  # what records without these settings were made with
 
 
@@ -237,12 +239,16 @@ def _describe(record: Record, path: str, value: Any) -> str | None:
     """A setting in words, ``None`` for the usual one."""
     key = path.split(".")[-1]
     words = key.replace("_", " ")
+    if key == "image_size" and value is None:
+        value = record.backbone.image_size  # the backbone's own; older records do not have it
     usual = usual_memory(record.benchmark) if key == "memory_size" else None
     theirs = paper_settings(record.benchmark).get(key, usual)
     if value == theirs and theirs is not None:
         return None
     if key == "augment":
         return "augmented" if value else None
+    if key in _SWITCHED_OFF and value is False:
+        return _SWITCHED_OFF[key]
     if isinstance(value, bool):
         return f"no {words}" if not value else (f"with {words}" if theirs is not None else None)
     if key == "memory_size" and value and theirs == 2 * value:

@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from morecl.run.folder import RESULT, RUN, SHARED, default_folder
-from morecl.run.request import ResolvedRun, RunRequest, rate_notes, read_request
+from morecl.run.request import ResolvedRun, RunRequest, preset_notes, rate_notes, read_request
 from morecl.run.watcher import Watcher
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -37,6 +37,7 @@ __all__ = [
     "RunRequest",
     "Watcher",
     "default_folder",
+    "preset_notes",
     "rate_notes",
     "read_request",
     "rescore",

@@ -182,6 +182,16 @@ class ResolvedRun:
         return any(now[key] != value for key, value in self.plan.items() if key in now)
 
 
+def preset_notes(run: ResolvedRun) -> list[str]:
+    """What is left of a preset whose settings are all switched off; raises as :meth:`ResolvedRun.check` does."""
+    off = run.config.switched_off()
+    preset = run.config.preset_settings(run.given)
+    if not preset or not preset.keys() <= off.keys():
+        return []
+    cause, name = off[next(iter(preset))], run.given["preset"]
+    return [f"no back-update ({cause}): preset={name} only takes epochs and rate of the recipe's [settings]"]
+
+
 def rate_notes(runs: Iterable[ResolvedRun]) -> list[str]:
     """For methods whose learning rate nobody has chosen: a line for each benchmark and rate."""
     found: dict[tuple[str, float], dict[str, None]] = {}  # methods in the order of their runs

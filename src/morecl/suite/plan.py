@@ -142,7 +142,8 @@ def plan(
 
     Args:
         out: folder of all runs.
-        settings: override the file's settings, for every method that has them.
+        settings: override [settings] and [methods.NAME] of the file, for every method that has them; what a [[runs]]
+            sets stays, since it is what makes the variant (:func:`kept_settings`).
         seeds: replace the file's seeds.
     """
     given = settings or {}
@@ -190,8 +191,23 @@ def plan(
     return list(planned.values())
 
 
+def kept_settings(suite: Suite, given: Mapping[str, Any]) -> list[str]:
+    """A line for each variant that has other values than those ``given`` for all runs, and keeps them."""
+    lines: dict[str, None] = {}
+    for group in suite.runs:
+        kept = [f"{key}={value}" for key, value in group.settings.items() if key in given and given[key] != value]
+        if kept:
+            lines[f"variant {group.variant} keeps its own {', '.join(kept)}"] = None
+    return list(lines)
+
+
 def _refuse_idle(suite: Suite, given: Mapping[str, Any], runs: Sequence[PlannedRun]) -> None:
     """Refuse settings that none of the runs uses; where only some do not use one, it is left out there."""
+    values_of = {key: [run.request.settings[key] for run in runs if key in run.request.settings] for key in given}
+    if kept := [key for key, found in values_of.items() if found and given[key] not in found]:
+        raise InputError(
+            f"suite {suite.name}, --set: every [[runs]] that could use {', '.join(kept)} has a value of its own"
+        )
     tables = {"--set": given, "[settings]": suite.settings}
     tables |= {f"[methods.{method}]": values for method, values in suite.methods.items()}
     for place, values in tables.items():
@@ -226,18 +242,18 @@ def _planned(
             f"suite {suite.name}: there is no class order {order!r} (known: {', '.join(ORDERS)}). By default seed k "
             'uses class order k, so seeds are 0 to 4; class_order = "random" allows any seed.'
         )
-    config = method_class(method).Config
-    chosen = config.choose({**common, **group.settings})
-    request = RunRequest(
-        method=method,
-        benchmark=benchmark,
-        settings=chosen | group.settings,
-        class_order=order,
-        seed=seed,
-        data_root=str(data_root) if data_root else None,
-        **group.options(),
-    )
-    with placed(f"suite {suite.name}, {method} on {benchmark}"):
+    variant = f", variant {group.variant}" if group.variant else ""
+    with placed(f"suite {suite.name}, {method} on {benchmark}{variant}"):
+        chosen = method_class(method).Config.choose({**common, **group.settings})
+        request = RunRequest(
+            method=method,
+            benchmark=benchmark,
+            settings=chosen | group.settings,
+            class_order=order,
+            seed=seed,
+            data_root=str(data_root) if data_root else None,
+            **group.options(),
+        )
         run = request.resolve()
         idle = (chosen.keys() & run.config.switched_off()) - group.settings.keys()
         if idle:  # as settings that the method does not have

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import statistics
 
 import pytest
 from rich.console import Console
 
 from morecl.cli.summary import print_summary
 from morecl.records import Record
-from synthetic import make_record
+from synthetic import make_record, with_aca
 
 
 def shown(records: list[Record]) -> tuple[str, list[str]]:
@@ -79,3 +80,13 @@ def test_seconds_of_a_run_that_shared_its_card_are_not_shown() -> None:
     for shared, text in ((False, "1234"), (True, "-")):
         table, _ = shown([make_record("more", device="cuda", shared=shared, seconds=seconds)])
         assert table.splitlines()[3].split()[-1] == text
+
+
+def test_the_spread_of_several_runs_is_shown() -> None:
+    values = [70.0, 80.0, 84.0]
+    text, green = shown(
+        [with_aca(value, "more", seed=seed) for seed, value in enumerate(values)] + [with_aca(60.0, "icarl")]
+    )
+    assert f"78.00 ± {statistics.stdev(values):.2f}" in text and "±: sample standard deviation" in text
+    assert "60.00 ±" not in text and [line.split()[0] for line in green] == ["MORE"]
+    assert "±" not in shown([with_aca(60.0, "icarl")])[0]

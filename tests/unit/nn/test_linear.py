@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tiny
-from morecl.nn import linear
+from morecl.nn import linear, signal_stack
 
 here = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="needs oneDNN")
 
@@ -151,3 +154,49 @@ def test_a_network_with_adapters_uses_it_in_all_its_layers(
     assert torch.allclose(features, plain, atol=1e-5)
     linears = [module for module in network.block.modules() if isinstance(module, nn.Linear)]
     assert linears and all(type(module) is linear.Linear for module in linears)
+
+
+STORM = """
+import signal, sys, time, torch
+from morecl.nn import linear
+linear.is_faster = lambda: True
+generator = torch.Generator().manual_seed(0)
+pairs = [[torch.randn(size, 192, generator=generator) for size in sizes] for sizes in ((33, 10), (1000, 768))]
+pairs += [[part.t().contiguous().t() for part in pair] for pair in pairs]
+expected = [linear.linear(*pair) for pair in pairs]
+arrived = []
+signal.signal(signal.SIGALRM, lambda *_: arrived.append(1))
+signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    assert all(torch.equal(linear.linear(*pair), y) for pair, y in zip(pairs, expected))
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert len(arrived) > 50, len(arrived)
+print("the heap is whole")
+"""
+
+
+@here
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_signal_during_a_product_leaves_the_heap_as_it_is() -> None:
+    """Without a stack for signal handlers the process is aborted: oneDNN's own stack is on the heap then."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONFAULTHANDLER"}
+    done = subprocess.run([sys.executable, "-c", STORM], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the heap is whole\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+@here
+def test_every_thread_that_multiplies_has_a_stack_for_signal_handlers(used: list[tuple[int, ...]]) -> None:
+    found: list[bool] = []
+
+    def work() -> None:
+        found.append(signal_stack.present())
+        linear.linear(torch.ones(2, 3), torch.ones(4, 3))
+        found.append(signal_stack.present())
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [False, True, False, True] and len(used) == 2

@@ -71,6 +71,13 @@ def test_latex_rules_and_escapes() -> None:
     assert "\n% Scored on held-out training images, not on the test set: folder:a<b>|c d in 2 tasks.\n" in broken
 
 
+def test_signs_in_cells_of_latex_are_printed_as_such() -> None:
+    means = {"icarl": 20.0, "more": 70.0, "joint": 90.0}
+    text = latex([with_aca(mean + seed, method, seed=seed) for method, mean in means.items() for seed in range(3)])
+    assert r"iCaRL & +50.00$\pm$0.00 p \textless{} 0.001 \\" in text
+    assert r"Joint & $-$20.00$\pm$0.00 p \textless{} 0.001 \\" in text
+
+
 def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | " in markdown([with_aca(70.0, "a|b")])
 

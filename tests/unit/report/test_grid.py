@@ -208,10 +208,21 @@ def test_no_record_of_the_results_has_a_setting_that_is_missing() -> None:
                     assert key in known and known[key] is None, (row.label, key)
 
 
+def test_the_backbones_own_image_size_is_a_number_of_pixels() -> None:
+    """And the same as if it had been given."""
+    found = [with_aca(70.0, seed=n, config={"image_size": size}) for n, size in enumerate([None, 32, 16])]
+    sizes = [
+        record.backbone.model_copy(update={"image_size": size})
+        for record, size in zip(found, (32, 32, 16), strict=True)
+    ]
+    records = [record.model_copy(update={"backbone": backbone}) for record, backbone in zip(found, sizes, strict=True)]
+    assert set(aca_cells(records)) == {"MORE (image size 32)", "MORE (image size 16)"}
+
+
 def test_a_record_that_says_nothing_of_the_backbone_had_it_frozen() -> None:
     configs = [{}, {"freeze_backbone": True}, {"freeze_backbone": False}]
     records = [with_aca(70.0, seed=n, config=config) for n, config in enumerate(configs)]
-    assert set(aca_cells(records)) == {"MORE", "MORE (no freeze backbone)"}
+    assert set(aca_cells(records)) == {"MORE", "MORE (trained backbone)"}
 
 
 def test_settings_without_effect_neither_split_rows_nor_are_named() -> None:

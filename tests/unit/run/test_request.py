@@ -11,7 +11,7 @@ import pytest
 from morecl import presets
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.run import RUN, RunRequest, rate_notes, read_request
+from morecl.run import RUN, RunRequest, preset_notes, rate_notes, read_request
 
 
 def test_relative_paths_start_from_the_directory_of_the_request(
@@ -182,6 +182,26 @@ def test_a_request_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text(json.dumps(old | {"directory": "/somewhere"}))
     request = read_request(tmp_path)
     assert (request.train_per_class, request.directory, request.keep_checkpoints) == (6, "/somewhere", False)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "settings", "cause"),
+    [
+        ("digits-5t", {"preset": "paper", "back_update": False}, "back_update=false"),
+        ("digits-5t", {"preset": "authors", "memory_size": 0}, "memory_size=0"),
+        ("tinyimagenet-5t", {"preset": "paper"}, "back_update=false"),
+        ("digits-5t", {"preset": "paper"}, None),
+        ("digits-5t", {"back_update": False}, None),
+    ],
+)
+def test_a_preset_without_a_back_update_says_what_is_left_of_it(
+    benchmark: str, settings: dict[str, Any], cause: str | None
+) -> None:
+    run = RunRequest(method="more", benchmark=benchmark, settings=settings).resolve()
+    run.check()
+    name = settings.get("preset")
+    wanted = f"no back-update ({cause}): preset={name} only takes epochs and rate of the recipe's [settings]"
+    assert preset_notes(run) == ([wanted] if cause else [])
 
 
 def test_rates_that_nobody_searched_for_are_said_by_benchmark_and_rate() -> None:

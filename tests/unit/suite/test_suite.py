@@ -34,7 +34,7 @@ from morecl.run.inputs import InputsNow
 from morecl.suite import child, here
 from morecl.suite import run as run_suite
 from morecl.suite.here import Here, visible_cards
-from morecl.suite.plan import Group, PlannedRun, Suite, load_suite, number_list, plan, suite_names
+from morecl.suite.plan import Group, PlannedRun, Suite, kept_settings, load_suite, number_list, plan, suite_names
 from synthetic import make_record
 from tiny import BACKBONE
 from waiting import until
@@ -395,7 +395,8 @@ def test_settings_of_a_suite_are_left_out_where_they_change_nothing() -> None:
     plain, without = plan(suite, OUT)
     assert plain.request.settings == {"back_update_lr": 0.5} and without.request.settings == {"back_update": False}
     wrong = one("more", variant="off", settings={"back_update": False, "back_update_lr": 0.1})
-    with pytest.raises(InputError, match="suite mine, more on digits-5t: back_update_lr would change nothing with"):
+    message = "suite mine, more on digits-5t, variant off: back_update_lr would change nothing with"
+    with pytest.raises(InputError, match=message):
         plan(suite_of(wrong), OUT)
 
 
@@ -413,6 +414,25 @@ def test_settings_that_change_nothing_in_any_run_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message) if message else nullcontext():
         assert len(plan(suite_of(one("ncm"), **suite), OUT, settings=given)) == 1
+
+
+def test_a_variant_keeps_its_settings_and_says_so() -> None:
+    """Whatever is given for all runs: it would no longer be what its name says."""
+    suite = suite_of(one(), one(variant="few", settings={"epochs": 5}), one(variant="many", settings={"epochs": 9}))
+    given = {"epochs": 9, "lr": 0.1}
+    assert [run.request.settings["epochs"] for run in plan(suite, OUT, settings=given)] == [9, 5, 9]
+    assert kept_settings(suite, given) == ["variant few keeps its own epochs=5"]
+    assert kept_settings(suite, {"lr": 0.1}) == []
+    alone = suite_of(one(variant="few", settings={"epochs": 5}), one("ncm"))  # ncm has no epochs
+    with pytest.raises(InputError, match=r"--set: every \[\[runs\]\] that could use epochs has a value of its own$"):
+        plan(alone, OUT, settings=given)
+    assert plan(alone, OUT, settings={"epochs": 5})
+
+
+def test_a_bad_value_names_the_run_that_cannot_have_it() -> None:
+    suite = suite_of(one("more"), one("icarl"))
+    with pytest.raises(InputError, match="suite mine, icarl on digits-5t: bad setting: memory_size=0"):
+        plan(suite, OUT, settings={"memory_size": 0})
 
 
 def test_what_the_runs_of_other_seeds_need_is_not_refused() -> None:
