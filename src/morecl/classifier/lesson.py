@@ -325,7 +325,8 @@ def _material(
         looked.refuse_renamed(classifier.classes)
     held = np.zeros(len(taken), bool)
     if hold_back:
-        held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
+        seed, lesson = classifier.learner.config.seed, len(classifier.curve)
+        held[holding.choose(taken, seed, lesson, known=action == "add")] = True
     images, prints = some(looked.found.images, sorting.fresh), looked.prints[sorting.fresh]
     known = classifier.classes
     notes = two_classes([name for name in dict.fromkeys(taken) if name not in known], known)
