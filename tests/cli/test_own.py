@@ -899,13 +899,13 @@ def test_training_on_everything_promises_nothing(tmp_path: Path) -> None:
     done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), "--all", *TINY)
     assert done.code == 0
     assert "0 20 0 -" in done.words
-    assert 'No image is called "unknown": no images were held back.' in done.words
+    assert 'No image is called "unknown": no images were held back. Teach it more images. 19 held back' in done.words
 
 
 def test_too_few_images_for_the_promise_say_what_is_possible(tmp_path: Path) -> None:
     done = call("learn", tmp_path / "model", write_digits(tmp_path / "photos", [0, 1], 0, 20), *TINY)
     assert "with 8 held-back images at least 11.1 %" in done.words
-    assert "Possible: `morecl predict --accept 0.88`" in done.words
+    assert "Possible: `morecl predict --accept 0.88`, or more images. 19 held back are needed" in done.words
     measured = call("evaluate", tmp_path / "model", tmp_path / "photos")
     assert "Possible: `morecl evaluate --accept 0.88`" in measured.words
     exported = call("export", tmp_path / "model", tmp_path / "model.onnx")
