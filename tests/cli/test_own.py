@@ -367,6 +367,10 @@ def test_info_and_history_tell_what_there_is(story: Story) -> None:
     assert "vit_mini_patch4_32 at 24 px; 2 tasks, 5 classes" in text and "blocks.0" not in text
     taken = list(info["capacity"].values())
     assert f"{np.mean(taken):.0f} % are taken, {max(taken):.0f} % in the fullest layer." in text
+    first, second = info["curve"]
+    assert (
+        f"After each change: {first['accuracy']:.1f} % (learn, 3 classes), {second['accuracy']:.1f} % (learn, 5" in text
+    )
     history = call("history", story.model).words
     assert "learn '0', '1', '2'" in history and "2 (in use)" in history
     assert "The newest 5 versions are kept" in history
@@ -422,6 +426,13 @@ def test_info_is_not_cut_in_a_narrow_terminal(story: Story, name: str) -> None:
                 f"held back {each.held_back}, accuracy {each.accuracy:.1f} %"
             )
             assert f" {each.task} {numbers}" in words or (width < 80 and entry in words), width
+
+
+def test_of_many_changes_the_last_are_shown(story: Story) -> None:
+    curve = [{"action": "add", "classes": 5, "accuracy": float(n)} for n in range(30)]
+    info = replace(Classifier.open(story.model).info(), curve=tuple(curve))
+    words = shown_at(100, lambda console: show_info(console, info))
+    assert "After the last 10 of 30 changes: 20.0 % (add, 5 classes), 21.0 %" in words and "19.0 %" not in words
 
 
 def test_history_is_not_cut_in_a_narrow_terminal(story: Story) -> None:
