@@ -372,7 +372,7 @@ def test_the_page_says_what_is_too_large_before_it_is_sent(tmp_path: Path, files
         assert not any(url.endswith("/teach") for url in browser.requested)
 
 
-def test_the_last_value_of_the_chart_stands_beside_its_line(tmp_path: Path) -> None:
+def test_the_chart_of_many_lessons(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)
     with served(model) as address, Browser(tmp_path / "profile") as browser:
@@ -382,12 +382,19 @@ def test_the_last_value_of_the_chart_stands_beside_its_line(tmp_path: Path) -> N
           const { curve } = await import("/page/known.js");
           const drawing = curve(accuracies.map(accuracy => ({ accuracy, classes: 2 })), 500);
           const dot = [...drawing.querySelectorAll("circle")].at(-1);
-          return drawing.querySelector(".value").getAttribute("y") - dot.getAttribute("cy");
+          return {
+            below: drawing.querySelector(".value").getAttribute("y") - dot.getAttribute("cy"),
+            dots: drawing.querySelectorAll("circle").length, label: drawing.getAttribute("aria-label"),
+          };
         })"""
         for falls in ([80, 70], [99, 95]):
-            assert browser.run(f"{script}({falls})") > 0, falls
+            assert browser.run(f"{script}({falls})")["below"] > 0, falls
         for rises in ([70, 80], [70, 99], [95]):
-            assert browser.run(f"{script}({rises})") < 0, rises
+            assert browser.run(f"{script}({rises})")["below"] < 0, rises  # the value stands beside its line
+        assert browser.run(f"{script}({list(range(60, 90))})")["dots"] == 30
+        crowded = browser.run(f"{script}({[90] * 364 + [95]})")
+        assert crowded["dots"] == 1  # more would hide the line
+        assert crowded["label"] == "Accuracy after each lesson. lesson 365: 95.0 % of 2 classes"
 
 
 def test_a_page_with_a_token_asks_for_it_once(tmp_path: Path) -> None:
