@@ -86,7 +86,7 @@ function classCard(one) {
   const pictures = h("div", { className: "pictures" });
   pictures.fill = async () => {
     try {
-      const { images } = await call(`/classes/images?name=${encodeURIComponent(one.name)}&count=${PICTURES}`);
+      const { images } = await call(`classes/images?name=${encodeURIComponent(one.name)}&count=${PICTURES}`);
       pictures.replaceChildren(...images.map(image => thumbnail(image, "")));
     } catch { /* the class is gone: the page will be drawn again */ }
   };
