@@ -600,6 +600,13 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(
     photos = write_digits(tmp_path / "photos", [0], 0, 2)
     assert call("evaluate", "~/kept", "~/photos", "--out=~/page.html").code == 0
     assert call("info", "~nobody/m").code == 2
+    asked = [
+        call("predict", "~/kept", "~/photos/0", "--json"),
+        call("predict", "~/kept", "-", "--json", stdin=b"~/photos\n"),
+    ]
+    assert [len(answers(done)) for done in asked] == [2, 2] and asked[0].out == asked[1].out
+    (answer,) = Classifier.open("~/kept").predict([f"~/photos/0/{next(photos.rglob('*.png')).name}"])
+    assert answer.error is None
     assert (tmp_path / "page.html").is_file() and not (tmp_path / "~").exists() and photos.is_dir()
 
 
