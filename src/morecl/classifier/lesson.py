@@ -305,7 +305,7 @@ class _Looked:
         own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
         notes = own.notes(self.readable, self.name)
         if action == "learn" and own.mistaught:
-            notes.append(RENAMED)
+            notes.insert(0, RENAMED)
         is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
         return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
 
