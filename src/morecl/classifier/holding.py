@@ -37,16 +37,19 @@ def choose(names: Sequence[str], seed: int, lesson: int, *, known: bool = False)
     """
     classes = np.array(list(dict.fromkeys(names)))
     labels = np.array(names)
-    groups = [np.flatnonzero(labels == name) for name in classes]
-    few = [own for own in groups if len(own) < FEWEST]
-    groups = [own if len(own) >= FEWEST else own[:0] for own in groups]
-    if known and few:
-        groups.append(np.sort(np.concatenate(few)))
-    chosen = [np.empty(0, np.int64)]
-    for number, own in enumerate(groups):
+    few, chosen = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def draw(own: Indices, number: int, most: int) -> Indices:
         order = torch.randperm(len(own), generator=generator(seed, "held back", lesson, number)).numpy()
-        chosen.append(own[order[: min(MOST, round(SHARE * len(own)))]])
-    return np.sort(np.concatenate(chosen))
+        return own[order[: min(most, round(SHARE * len(own)))]]
+
+    for number, name in enumerate(classes):
+        own = np.flatnonzero(labels == name)
+        if len(own) >= FEWEST:
+            chosen = np.append(chosen, draw(own, number, MOST))
+        elif known:
+            few = np.append(few, own)
+    return np.sort(np.append(chosen, draw(few, len(classes), len(few))))
 
 
 def fingerprints(images: AnyImages) -> NDArray[np.uint64]:

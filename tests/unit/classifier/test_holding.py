@@ -28,6 +28,7 @@ def test_few_further_images_of_known_classes_are_held_back_together() -> None:
     assert np.array_equal(held[held >= 7], choose(names, seed=0, lesson=3))  # of the others as without
     assert len({choose(names, seed=0, lesson=n, known=True)[0] for n in range(50)}) == 7  # any of them
     assert [len(choose(["a"] * n, seed=0, lesson=0, known=True)) for n in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert len(choose([f"{i // 4}" for i in range(1600)], seed=0, lesson=0, known=True)) == 320
 
 
 def test_the_same_picture_is_found_again() -> None:
