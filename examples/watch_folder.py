@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import morecl
@@ -25,8 +26,12 @@ BATCH = 64
 
 def waiting(inbox: Path) -> dict[Path, int]:
     """The images in ``inbox`` and their sizes."""
-    found = (path for path in inbox.iterdir() if path.suffix.lower() in EXTENSIONS and path.is_file())
-    return {path: path.stat().st_size for path in sorted(found)}
+    found: dict[Path, int] = {}
+    for path in sorted(inbox.iterdir()):
+        with suppress(FileNotFoundError):  # somebody took it away
+            if path.suffix.lower() in EXTENSIONS and path.is_file():
+                found[path] = path.stat().st_size
+    return found
 
 
 def folder_of(answer: morecl.classifier.Answer) -> str:
@@ -48,7 +53,8 @@ def move(path: Path, folder: Path) -> Path:
 
 def sort(classifier: morecl.Classifier, paths: list[Path], target: Path) -> None:
     for path, answer in zip(paths, classifier.predict(paths, top=1), strict=True):
-        print(f"{path.name} -> {move(path, target / folder_of(answer))}", flush=True)
+        with suppress(FileNotFoundError):  # somebody took it away
+            print(f"{path.name} -> {move(path, target / folder_of(answer))}", flush=True)
 
 
 def main() -> None:
@@ -61,8 +67,7 @@ def main() -> None:
     given = parser.parse_args()
 
     model = ModelFolder(given.model)
-    version = model.versions()[-1].number
-    classifier = model.load(version)
+    versions, classifier = model.load_newest()
     before: dict[Path, int] = {}
     while True:
         now = waiting(given.inbox)
@@ -74,10 +79,9 @@ def main() -> None:
             return
         before = now
         time.sleep(given.seconds)
-        newest = model.versions()[-1].number
-        if newest != version:
-            version, classifier = newest, model.load(newest)
-            print(f"now with version {version}", flush=True)
+        if model.versions()[-1].number != versions[-1].number:
+            versions, classifier = model.load_newest()
+            print(f"now with version {versions[-1].number}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import morecl
+from morecl.classifier import Answer
 from tiny import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +69,24 @@ def test_the_watcher_moves_images_to_another_file_system(tmp_path: Path, monkeyp
     moved = move(tmp_path / "x.png", tmp_path / "sorted")
     assert moved == tmp_path / "sorted" / "x.png" and moved.read_bytes() == b"image"
     assert not (tmp_path / "x.png").exists()
+
+
+def test_an_image_that_somebody_takes_away_does_not_stop_the_watcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def predict(self, paths: list[Path], top: int) -> list[Answer]:
+            paths[0].unlink()
+            return [Answer(str(path), "c", 1.0, 0.0, None, False) for path in paths]
+
+    example = runpy.run_path(str(ROOT / "examples" / "watch_folder.py"))
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"image")
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    found = example["waiting"](tmp_path)
+    assert found == {tmp_path / "a.png": 5, tmp_path / "b.png": 5}
+    example["sort"](Slow(), list(found), tmp_path / "sorted")
+    assert capsys.readouterr().out == f"b.png -> {tmp_path / 'sorted' / 'c' / 'b.png'}\n"
 
 
 class Small(BaseHTTPRequestHandler):

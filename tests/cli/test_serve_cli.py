@@ -70,6 +70,8 @@ def test_it_serves_until_it_is_stopped(model: Path, tmp_path: Path) -> None:
             assert json.loads(answer.read())["model"] == "animals"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"{address}/info", timeout=30)
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/health", method="HEAD"), timeout=30) as answer:
+            assert answer.status == 200 and answer.read() == b""
         assert [path.name[:13] for path in tmp_path.iterdir()] == ["morecl-serve-"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

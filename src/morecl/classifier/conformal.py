@@ -34,9 +34,8 @@ def promise(ood_scores: ArrayLike, accept: float = ACCEPT, *, missing: int = 0) 
     scores = np.sort(np.asarray(ood_scores, np.float64))
     n = len(scores)
     if not suffice(n, accept):
-        possible = (
-            f"with {n} held-back images at least {100 / (n + 1):.1f} % of known images must be allowed as unknown"
-        )
+        images = "1 held-back image" if n == 1 else f"{n} held-back images"
+        possible = f"with {images} at least {100 / (n + 1):.1f} % of known images must be allowed as unknown"
         why = possible if n else "no images were held back"
         return Promise(accept, None, None, n, f"{why}{NOTHING_UNKNOWN}")
     threshold = float(scores[_rank(n, accept) - 1])
@@ -49,6 +48,12 @@ def promise(ood_scores: ArrayLike, accept: float = ACCEPT, *, missing: int = 0) 
 def suffice(images: int, accept: float = ACCEPT) -> bool:
     """Whether this many held-back images set a threshold."""
     return _rank(images, accept) <= images
+
+
+def fewest(accept: float = ACCEPT) -> int:
+    """How many held-back images set a threshold."""
+    share = Fraction(str(accept))
+    return math.ceil(share / (1 - share))
 
 
 def _rank(images: int, accept: float) -> int:

@@ -5,7 +5,8 @@
 >>> classifier.predict(["new.jpg"])[0]    # label, confidence, unknown, ...
 >>> classifier.save("model")
 
-Every call that changes the classifier is all or nothing: if it fails or is interrupted, nothing has changed.
+Every call that changes the classifier is all or nothing: if it fails or is interrupted, nothing has changed. Several
+threads may ask it at once, but none while another changes it.
 """
 
 from __future__ import annotations

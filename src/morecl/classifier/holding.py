@@ -1,8 +1,8 @@
 """Images held back: never trained on, kept with the model, and used for the threshold, the confidence and accuracy.
 
-Of each class a fifth is held back, at most ``MOST`` images; a class with fewer than ``FEWEST`` gives none. All images
-that are kept share a budget of bytes. When classes are added and it is spent, each class keeps an equal part, drawn at
-random, so what is kept stays a fair sample.
+Of each class a fifth is held back, at most ``MOST`` images; a new class with fewer than ``FEWEST`` gives none. All that
+are kept share a budget of bytes. When it is spent, each class keeps an equal part, drawn at random from those that it
+kept so far and the new ones.
 """
 
 from __future__ import annotations
@@ -29,17 +29,27 @@ AT_LEAST = 5  # ... but a class always keeps as many
 Indices = NDArray[np.int64]
 
 
-def choose(names: Sequence[str], seed: int, lesson: int) -> Indices:
-    """Positions of the images to hold back, sorted."""
+def choose(names: Sequence[str], seed: int, lesson: int, *, known: bool = False) -> Indices:
+    """Positions of the images to hold back, sorted.
+
+    ``known``: the classes were taught before. Those with fewer than ``FEWEST`` images then count as one class, or a
+    model that gets a few images every day would be measured for ever on those of its first lesson.
+    """
     classes = np.array(list(dict.fromkeys(names)))
     labels = np.array(names)
-    chosen = []
+    few, chosen = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def draw(own: Indices, number: int, most: int) -> Indices:
+        order = torch.randperm(len(own), generator=generator(seed, "held back", lesson, number)).numpy()
+        return own[order[: min(most, round(SHARE * len(own)))]]
+
     for number, name in enumerate(classes):
         own = np.flatnonzero(labels == name)
-        count = min(MOST, round(SHARE * len(own))) if len(own) >= FEWEST else 0
-        order = torch.randperm(len(own), generator=generator(seed, "held back", lesson, number)).numpy()
-        chosen.append(own[order[:count]])
-    return np.sort(np.concatenate([*chosen, np.empty(0, np.int64)]))
+        if len(own) >= FEWEST:
+            chosen = np.append(chosen, draw(own, number, MOST))
+        elif known:
+            few = np.append(few, own)
+    return np.sort(np.append(chosen, draw(few, len(classes), len(few))))
 
 
 def fingerprints(images: AnyImages) -> NDArray[np.uint64]:

@@ -305,7 +305,7 @@ class _Looked:
         own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
         notes = own.notes(self.readable, self.name)
         if action == "learn" and own.mistaught:
-            notes.append(RENAMED)
+            notes.insert(0, RENAMED)
         is_known = action == "add" and not (skipped or own.contradictory or own.mistaught)
         return NothingNewError(classes, self.why_empty(classes, notes), is_known, skipped)
 
@@ -325,7 +325,8 @@ def _material(
         looked.refuse_renamed(classifier.classes)
     held = np.zeros(len(taken), bool)
     if hold_back:
-        held[holding.choose(taken, classifier.learner.config.seed, len(classifier.curve))] = True
+        seed, lesson = classifier.learner.config.seed, len(classifier.curve)
+        held[holding.choose(taken, seed, lesson, known=action == "add")] = True
     images, prints = some(looked.found.images, sorting.fresh), looked.prints[sorting.fresh]
     known = classifier.classes
     notes = two_classes([name for name in dict.fromkeys(taken) if name not in known], known)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError, few, unknown_name
+from morecl.files import expanded
 from morecl.nn.available import ShapesOnly
 from morecl.nn.families import FAMILIES, ViT, family_of, refusal
 from morecl.nn.preprocess import IMAGENET_MEAN, IMAGENET_STD, InputSpec
@@ -137,8 +138,8 @@ def _split(spec: str, directory: Path) -> tuple[str, Path | None]:
         raise InputError("backbone needs a name or a file; `morecl list backbones` shows the names")
     name, at, file = spec.partition("@")
     if at and _is_known(name):
-        return name, directory / file
-    path = directory / spec
+        return name, directory / expanded(file)  # a shell expands no ~ behind the @
+    path = directory / expanded(spec)
     return ("", path) if path.suffix in SUFFIXES or path.exists() else (spec, None)
 
 

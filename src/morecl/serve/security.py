@@ -20,7 +20,7 @@ from morecl.serve.metrics import Metrics
 OPEN_PATHS = frozenset({"/", "/health", "/docs", "/favicon.ico"})  # and the page's files; the rest needs the token
 PAGE = "/page/"
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "OPTIONS"})
 SHORTEST_TOKEN = 8
 
 # No inline script or style, nothing from elsewhere, no frame around the page. data: and blob: are thumbnails.
@@ -101,7 +101,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(self, receive, send)
+        exchange, asked = _Exchange(self, receive, send), scope["method"]
+        if asked == "HEAD":
+            scope = {**scope, "method": "GET"}  # the web server leaves out the body
         try:
             self._check(scope)
             await self._app(scope, exchange.receive, exchange.send)
@@ -110,7 +112,7 @@ class Guard:
         finally:
             self.in_flight -= exchange.taken
             route = getattr(scope.get("route"), "path", "other")  # never the path itself: anyone can make up many
-            method = scope["method"] if scope["method"] in METHODS else "other"
+            method = asked if asked in METHODS else "other"
             self._metrics.requests.labels(method, route, exchange.status).inc()
             self._metrics.seconds.labels(route).observe(time.monotonic() - exchange.started)
 

@@ -7,7 +7,7 @@ import pytest
 from mapie.regression import SplitConformalRegressor
 from sklearn.dummy import DummyRegressor
 
-from morecl.classifier.conformal import promise
+from morecl.classifier.conformal import fewest, promise, suffice
 from morecl.errors import InputError
 
 
@@ -29,6 +29,12 @@ def test_rank_is_exact() -> None:
     assert promise(np.arange(18), 0.95).threshold is None
 
 
+@pytest.mark.parametrize("accept", [0.01, 0.5, 0.66, 0.9, 0.95, 0.99, 0.9999])
+def test_how_many_images_are_needed(accept: float) -> None:
+    needed = fewest(accept)
+    assert suffice(needed, accept) and not suffice(needed - 1, accept)
+
+
 def test_the_promise_is_kept() -> None:
     """Over many draws the share of new images above the threshold is at most a, and not far below."""
     rng = np.random.default_rng(0)
@@ -47,6 +53,7 @@ def test_too_few_images_say_what_is_possible() -> None:
     assert none.cause == "no images were held back" and none.why == f"{none.cause}; nothing is called unknown"
     assert few.threshold is None and "with 9 held-back images at least 10.0 %" in few.why
     assert promise(np.arange(9), 0.9).threshold == 8
+    assert "with 1 held-back image at least 50.0 %" in promise([0.0]).why
 
 
 def test_nothing_is_promised_for_classes_without_held_back_images() -> None:

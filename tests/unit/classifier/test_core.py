@@ -251,6 +251,14 @@ def test_more_images_of_known_classes() -> None:
     assert len(made.held) == 9
 
 
+def test_a_model_that_gets_a_few_images_at_a_time_is_measured_on_some_of_them() -> None:
+    made = taught(("ant", "bee"))
+    for draw in range(10, 14):
+        lesson = made.add(*photos("ant", "bee", count=2, draw=draw))
+        assert sum(lesson.classes.values()) == 3 and lesson.held_back == 1
+    assert sum(made.images) == 24 + 12 and len(made.held) == len(made.measured.ood_scores) == 6 + 4
+
+
 @pytest.mark.parametrize("moment", ["epoch", "measure"])
 def test_a_lesson_that_fails_changes_nothing(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = taught(("ant", "bee"))

@@ -21,6 +21,16 @@ def test_a_fifth_of_each_class_is_held_back() -> None:
     assert not np.array_equal(held, choose(names, seed=0, lesson=1))
 
 
+def test_few_further_images_of_known_classes_are_held_back_together() -> None:
+    names = ["a", "b", "c", "a", "b", "b", "d"] + ["e"] * 10
+    held = choose(names, seed=0, lesson=3, known=True)
+    assert (held < 7).sum() == 1 and (held >= 7).sum() == 2
+    assert np.array_equal(held[held >= 7], choose(names, seed=0, lesson=3))  # of the others as without
+    assert len({choose(names, seed=0, lesson=n, known=True)[0] for n in range(50)}) == 7  # any of them
+    assert [len(choose(["a"] * n, seed=0, lesson=0, known=True)) for n in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert len(choose([f"{i // 4}" for i in range(1600)], seed=0, lesson=0, known=True)) == 320
+
+
 def test_the_same_picture_is_found_again() -> None:
     images = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
     images[3] = images[1]

@@ -19,7 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from family_members import SMALL
 from morecl.catalogue import SHIPPED
 from morecl.errors import InputError
-from morecl.nn.backbone import _input_spec, load_backbone
+from morecl.nn.backbone import _input_spec, load_backbone, located
 
 TINY = "test_vit"  # timm's smallest: 0.4 M parameters
 
@@ -153,6 +153,16 @@ def test_weights_that_timm_cannot_convert_are_named_too(name: str, tmp_path: Pat
         InputError, match=r"do not fit the network. missing: .*wrong shape: patch_embed.proj.weight \(4,\)"
     ):
         load_backbone(f"{name}@{tmp_path / 'w.safetensors'}")
+
+
+@pytest.mark.parametrize("spec", ["~/w.safetensors", f"{SHIPPED}@~/w.safetensors"])
+def test_a_file_in_the_home_folder(
+    spec: str, state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_file(state, tmp_path / "w.safetensors")
+    assert located(spec, Path("elsewhere")).endswith(str(tmp_path / "w.safetensors"))
+    assert load_backbone(spec).source_sha256 == load_backbone(str(tmp_path / "w.safetensors")).source_sha256
 
 
 def test_a_file_without_a_name_that_is_no_plain_vit_says_how_to_name_it(tmp_path: Path) -> None:

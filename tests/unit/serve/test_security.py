@@ -47,6 +47,15 @@ def test_the_page_and_health_need_no_token(guarded: TestClient, path: str) -> No
     assert guarded.get(path).status_code == 200
 
 
+@pytest.mark.parametrize("path", [*OPEN, *PROTECTED])
+def test_head_is_answered_as_get_without_a_body(guarded: TestClient, path: str) -> None:
+    for headers in ({}, {"authorization": f"Bearer {TOKEN}"}):
+        asked, told = guarded.head(path, headers=headers), guarded.get(path, headers=headers)
+        assert asked.status_code == told.status_code and asked.content == b""
+        if path != "/metrics":
+            assert asked.headers == told.headers
+
+
 def test_the_token_opens_everything(guarded: TestClient) -> None:
     headers = {"authorization": f"bearer {TOKEN}"}
     assert guarded.get("/info", headers=headers).json()["model"] == "animals"

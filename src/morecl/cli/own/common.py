@@ -122,11 +122,13 @@ def promise_lines(promise: Promise, command: str = "predict") -> list[str]:
     ``command``: the one whose ``--accept`` would set it.
     """
     if promise.threshold is None:
-        lines = [f'No image is called "unknown": {promise.cause}.']
+        from morecl.classifier.conformal import fewest
+
+        way = "Teach it more images."
         if possible := best_accept(promise.images):
-            way = f"`morecl {command} --accept {possible:g}`"
-            lines.append(f"Possible: {way}, or more images per class; a fifth of them is held back.")
-        return lines
+            way = f"Possible: `morecl {command} --accept {possible:g}`, or more images."
+        needed = f"{fewest(promise.accept):,} held back are needed, a fifth of each class with 5 or more."
+        return [f'No image is called "unknown": {promise.cause}.', f"{way} {needed}"]
     basis = f"{promise.threshold:.4g}, from {counted(promise.images, 'held-back image')}"
     if promise.share is None:
         return [f'Threshold for "unknown": {basis}; {promise.why}.']

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # these import torch
     from morecl.classifier.results import Promise
     from morecl.classifier.store import Version
 
+CHANGES = 10  # after which the accuracy is shown; a model that learns every night has many
 WHAT_WIDTH = 12  # columns of what a version changed, at least
 
 
@@ -93,9 +94,12 @@ def show_info(console: Console, found: Info) -> None:
     if len(found.curve) > 1:
         steps = [
             f"{percent(p['accuracy'])} ({p['action']}, {counted(p['classes'], 'class', 'classes')})"
-            for p in found.curve
+            for p in found.curve[-CHANGES:]
         ]
-        say(console, f"After each change: {', '.join(steps)}.")
+        which = (
+            "each change" if len(steps) == len(found.curve) else f"the last {CHANGES} of {len(found.curve):,} changes"
+        )
+        say(console, f"After {which}: {', '.join(steps)}.")
     for line in promise_lines(found.promise):
         say(console, line)
     if found.capacity:

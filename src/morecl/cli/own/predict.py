@@ -84,6 +84,7 @@ def predict(
     check_accept(accept)
     ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, device)
     store = existing(model)
+    paths = [os.path.expanduser(path) for path in paths]
     check_paths(paths)
     broken = 0
     try:
@@ -177,7 +178,7 @@ def _read(stream: BufferedIOBase) -> bytes:
 def _named(path: bytes, end: bytes) -> Iterator[str]:
     text = os.fsdecode(path.removesuffix(b"\r") if end == b"\n" else path)
     if text.strip():
-        yield from images_in(text)
+        yield from images_in(os.path.expanduser(text))
 
 
 def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:

@@ -61,7 +61,7 @@ export const post = (path, body) => call(path, { method: "POST", body });
 export async function follow(id, hear) {
   for (;;) {
     try {
-      const response = await send(`/jobs/${id}`, { headers: { Accept: "text/event-stream" } });
+      const response = await send(`jobs/${id}`, { headers: { Accept: "text/event-stream" } });
       if (!response.ok) throw new Failure(response.status, `status ${response.status}`);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";

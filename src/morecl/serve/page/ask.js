@@ -97,7 +97,7 @@ async function askAbout(files, teach) {
   for (const { file } of files) form.append("files", file);
   let answers;
   try {
-    answers = (await post(`/predict?nearest=${NEAREST}`, form)).answers;
+    answers = (await post(`predict?nearest=${NEAREST}`, form)).answers;
   } catch (failure) {
     answers = failure.body?.answers ?? files.map(() => ({ error: failure.message }));
   }

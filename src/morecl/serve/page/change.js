@@ -65,11 +65,11 @@ export function startChanging(info, onChange) {
   });
   whenConfirmed("undo-dialog", async () => {
     $("undo").disabled = true;
-    if (!await send("undo-said", `/undo?version=${newest}`, null, "Going back …")) $("undo").disabled = false;
+    if (!await send("undo-said", `undo?version=${newest}`, null, "Going back …")) $("undo").disabled = false;
   });
   whenConfirmed("rename-dialog", () => {
     const to = $("rename-to").value.trim();
-    if (to !== chosen) send("known-said", "/rename", { old: chosen, new: to }, "Renaming …");
+    if (to !== chosen) send("known-said", "rename", { old: chosen, new: to }, "Renaming …");
   });
-  whenConfirmed("forget-dialog", () => send("known-said", "/forget", { name: chosen, confirm: "true" }, "Forgetting …"));
+  whenConfirmed("forget-dialog", () => send("known-said", "forget", { name: chosen, confirm: "true" }, "Forgetting …"));
 }

@@ -24,7 +24,7 @@ function example(method, path, fields) {
   if (fields.confirm) parts.push("-F confirm=true");
   if (fields.files) parts.push("-F files=@one.jpg -F files=@two.jpg");
   const address = path.replace("{identifier}", "JOB") + (path === "/classes/images" ? "?name=cat" : "");
-  parts.push(`'${location.origin}${address}'`);
+  parts.push(`'${new URL(address.slice(1), document.baseURI)}'`);
   return parts.join(" ").replace("-X POST -F", "-F");
 }
 
@@ -44,7 +44,7 @@ function endpoint(path, method, operation) {
     h("pre", {}, h("code", {}, example(method, path, fields))));
 }
 
-const schema = await call("/openapi.json");
+const schema = await call("openapi.json");
 $("about").textContent = `${schema.info.description} Version ${schema.info.version}.`;
 for (const [path, methods] of Object.entries(schema.paths)) {
   for (const [method, operation] of Object.entries(methods)) $("endpoints").append(endpoint(path, method, operation));

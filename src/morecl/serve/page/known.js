@@ -4,6 +4,7 @@ import { askToForget, askToRename } from "./change.js";
 import { $, counted, h, points, svg, thumbnail } from "./dom.js";
 
 const PICTURES = 8;
+const DOT_ROOM = 14; // pixels of the chart's width for each lesson, or it has no dot of its own
 let shown = null; // version whose classes are on the page
 let drawn = null; // the curve on the page
 
@@ -35,7 +36,8 @@ export function curve(points_, room) {
   const lowest = Math.max(0, Math.floor((Math.min(...known.map(point => point.accuracy)) - 5) / 10) * 10);
   const x = index => left + (points_.length === 1 ? .5 : index / (points_.length - 1)) * (width - left - right);
   const y = value => top + (100 - value) / (100 - lowest) * (height - top - bottom);
-  const words = known.map(point => `lesson ${point.index + 1}: ${points(point.accuracy)} of ${counted(point.classes, "class", "classes")}`);
+  const marked = known.length * DOT_ROOM > width ? known.slice(-1) : known; // many dots would hide the line
+  const words = marked.map(point => `lesson ${point.index + 1}: ${points(point.accuracy)} of ${counted(point.classes, "class", "classes")}`);
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `Accuracy after each lesson. ${words.join("; ")}` });
   for (const value of [lowest, (lowest + 100) / 2, 100]) {
     drawing.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "grid" }),
@@ -43,13 +45,13 @@ export function curve(points_, room) {
   }
   drawing.append(svg("polyline", { points: known.map(point => `${x(point.index)},${y(point.accuracy)}`).join(" "), class: "line" }));
   const step = Math.ceil(points_.length / 10);
-  for (const point of known) {
+  for (const [number, point] of marked.entries()) {
     const dot = svg("circle", { cx: x(point.index), cy: y(point.accuracy), r: 5, class: "dot" });
-    dot.append(svg("title", {}, words[known.indexOf(point)]));
+    dot.append(svg("title", {}, words[number]));
     drawing.append(dot);
-    if (point.index % step === 0) {
-      drawing.append(svg("text", { x: x(point.index), y: height - 20, "text-anchor": "middle" }, String(point.index + 1)));
-    }
+  }
+  for (const { index } of known.filter(point => point.index % step === 0)) {
+    drawing.append(svg("text", { x: x(index), y: height - 20, "text-anchor": "middle" }, String(index + 1)));
   }
   const last = known.at(-1);
   const falls = known.length > 1 && known.at(-2).accuracy > last.accuracy; // its line comes from above
@@ -84,7 +86,7 @@ function classCard(one) {
   const pictures = h("div", { className: "pictures" });
   pictures.fill = async () => {
     try {
-      const { images } = await call(`/classes/images?name=${encodeURIComponent(one.name)}&count=${PICTURES}`);
+      const { images } = await call(`classes/images?name=${encodeURIComponent(one.name)}&count=${PICTURES}`);
       pictures.replaceChildren(...images.map(image => thumbnail(image, "")));
     } catch { /* the class is gone: the page will be drawn again */ }
   };

@@ -15,7 +15,7 @@ function status(text, kind) {
 }
 
 async function refresh() {
-  info = await call("/info");
+  info = await call("info");
   drawKnown(info);
   knows(info);
   $("problem").hidden = !info.problem;
@@ -24,7 +24,7 @@ async function refresh() {
 
 async function look() {
   try {
-    const { version, problem } = await call("/ready");
+    const { version, problem } = await call("ready");
     if (version !== info?.version.number || problem !== info.problem) await refresh();
     learning = await findLessons();
     status(learning ? "learning" : "ready", learning ? "busy" : "ready");

@@ -95,7 +95,7 @@ async function submit(event) {
   button.disabled = true;
   say(`Sending ${counted(count, "image")} …`);
   try {
-    const job = await post("/teach", form);
+    const job = await post("teach", form);
     say("");
     for (const group of [...groups]) group.remove();
     watch(job);
@@ -151,7 +151,7 @@ export function watch(job) {
   followed.set(job.id, element);
   cancel.addEventListener("click", async () => {
     cancel.disabled = true;
-    try { await post(`/jobs/${job.id}/cancel`); } catch { /* it has ended meanwhile */ }
+    try { await post(`jobs/${job.id}/cancel`); } catch { /* it has ended meanwhile */ }
   });
   $("jobs").prepend(element);
   draw(element, job);
@@ -161,7 +161,7 @@ export function watch(job) {
 
 // Lessons that this or another page has started.
 export async function findLessons() {
-  const { jobs } = await call("/jobs");
+  const { jobs } = await call("jobs");
   for (const job of jobs.slice(0, 5).reverse()) watch(job);
   return jobs.some(job => !ENDED.has(job.state));
 }
