@@ -33,7 +33,7 @@ MORE's part stands alone.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -60,8 +60,6 @@ PATCHES = "patches "  # name of a network, class token and patches: "patches 0"
 
 
 class MorerpConfig(MoreConfig):
-    older: ClassVar[Mapping[str, Any]] = {"known_weight": 0.0}
-
     projection: int | None = Field(
         None,
         ge=1,

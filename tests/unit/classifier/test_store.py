@@ -183,7 +183,7 @@ def test_a_version_that_is_not_damaged_is_not_to_be_removed(
     [
         (MODEL, "morecl.model/1", "morecl.model/2"),
         (f"{VERSIONS}/1/{DETAILS}", "morecl.model/1", "morecl.model/10"),
-        (f"{VERSIONS}/1/learner.json", "morecl.learner/2", "morecl.learner/3"),
+        (f"{VERSIONS}/1/learner.json", "morecl.learner/3", "morecl.learner/4"),
     ],
 )
 def test_a_newer_format_needs_a_newer_morecl(file: str, known: str, newer: str, model: ModelFolder) -> None:
