@@ -276,7 +276,19 @@ FORGED_STATE: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
         lambda s: s["model.tasks.0.counts"].fill_(2**62),
         "damaged: model.tasks.0.counts",
     ),
-    "a single count": (lambda s: s.update({"model.tasks.0.counts": torch.tensor(3)}), "damaged"),
+    "a single count": (
+        lambda s: s.update({"model.tasks.0.counts": torch.tensor(3)}),
+        "mismatch for tasks.0.counts",
+    ),
+    "counts of no class": (
+        lambda s: s.update({"model.tasks.0.counts": torch.ones(0).long()}),
+        "mismatch for tasks.0.counts",
+    ),
+    "no spread": (lambda s: s.pop("model.tasks.0.spread"), "damaged: model.tasks.0.spread is missing"),
+    "a head kept in part": (
+        lambda s: s.update({"model.tasks.0.trained_head": s["model.tasks.0.trained_head"].new_zeros(1, 193)}),
+        "mismatch for tasks.0.trained_head",
+    ),
     "counts of other classes": (lambda s: s.update({"model.tasks.0.counts": torch.ones(5).long()}), "damaged"),
     "spread of other classes": (
         lambda s: s.update({"model.tasks.0.spread": s["model.tasks.0.spread"].repeat(2, 1)}),

@@ -70,7 +70,6 @@ class Learner(BetweenTasks, ABC):
     trained_as: ClassVar[str]  # the method that trains such networks: its own name if not set
     Config: ClassVar[type[SgdConfig]]
     keeps_all: ClassVar[bool] = False  # every image that was learned (``ReplayMemory.keep``), in memory or not
-    added_later: ClassVar[frozenset[str]] = frozenset()  # last parts of names in ``model`` that older files lack
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
