@@ -169,7 +169,7 @@ def _divided(
             raise InputError(_too_few(path, name, len(mine), held, automatic, len(skipped)))
     train, test = readable & ~test, readable & test
     name = f"folder:{path.resolve().name}"
-    return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped, automatic)
+    return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped)
 
 
 def _two_or_more(path: Path) -> list[dict[str, list[Path]]]:

@@ -224,16 +224,16 @@ def test_a_watcher_can_tell_how_many_photos_are_held_out_and_how_far_they_are_sh
             (photos / part / name).mkdir(parents=True)
             for i in range(10):
                 Image.new("RGB", (300, 200), (20 * i, 90, 40)).save(photos / part / name / f"{i}.png")
-    seen: list[tuple[int, int, int, bool]] = []
+    seen: list[tuple[int, int, int]] = []
 
     def started(learner: morecl.Learner, stream: morecl.data.TaskStream, done: int) -> None:
         data = stream.dataset
-        seen.append((len(data.y_train), len(data.y_test), data.side, data.automatic_split))
+        seen.append((len(data.y_train), len(data.y_test), data.side))
 
     record = start(
         RunRequest(method="ncm", benchmark=f"folder:{photos}"), tmp_path / "run", watcher=Watcher(started=started)
     )
-    assert seen == [(record.data.train_images, record.data.test_images, 32, not split)]
+    assert seen == [(record.data.train_images, record.data.test_images, 32)]
     assert (sum(seen[0][:2]), seen[0][1] < 10) == ((40, False) if split else (20, True))
 
 
