@@ -34,7 +34,6 @@ Model = Annotated[
     Path, typer.Argument(callback=options.expanded, metavar="MODEL", help="Folder of the model.", show_default=False)
 ]
 Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 
 
 def existing(path: Path) -> ModelFolder:

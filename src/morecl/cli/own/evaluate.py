@@ -12,7 +12,6 @@ from rich.text import Text
 from morecl.cli import options
 from morecl.cli.own.common import (
     Accept,
-    Device,
     Model,
     check_accept,
     class_table,
@@ -49,7 +48,7 @@ def evaluate(
         Path | None, typer.Option(callback=options.expanded, help="Also write tables and figures to this HTML file.")
     ] = None,
     accept: Accept = 0.95,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Measure a model on images with known classes.
 

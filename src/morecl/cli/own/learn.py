@@ -17,7 +17,6 @@ from rich.text import Text
 
 from morecl.cli import options
 from morecl.cli.own.common import (
-    Device,
     class_table,
     counted,
     error_line,
@@ -70,7 +69,7 @@ def learn(
         int | None,
         typer.Option(min=1, help="Versions to keep for `morecl undo`, from now on. [default: as before; at first 5]"),
     ] = None,
-    device: Device = None,
+    device: options.Device = None,
     backbone: Annotated[
         str | None, typer.Option(help="New model only: auto, timm name, checkpoint file, or NAME@FILE. [default: auto]")
     ] = None,

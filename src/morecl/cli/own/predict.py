@@ -21,9 +21,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from morecl.cli import cluster
+from morecl.cli.options import Device
 from morecl.cli.own.common import (
     Accept,
-    Device,
     Model,
     check_accept,
     counted,
