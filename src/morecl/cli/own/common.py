@@ -19,7 +19,7 @@ from rich.text import Text
 
 from morecl.cli import options
 from morecl.cli.terminal import error_console, printable
-from morecl.errors import InputError
+from morecl.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from morecl.classifier import ModelFolder
@@ -97,8 +97,7 @@ def out_of_memory_explained(advice: str) -> Iterator[None]:
 
         if not is_out_of_memory(error):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error
+        raise InputError(f"not enough memory: {advice}. The error was: {first_line(error)}") from error
 
 
 @contextmanager
