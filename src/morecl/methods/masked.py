@@ -335,3 +335,9 @@ class ReplayLearner(MaskedLearner):
                 )
 
         self._train(task, batches, steps, listener)
+
+    def _balanced_sample(self, task: TaskData, draw: torch.Generator) -> Tensor:
+        """Indices of random images of the task, of each class as many as the memory holds of one."""
+        most = int(np.bincount(self.memory.columns).max())
+        order = torch.randperm(len(task.images), generator=draw)
+        return torch.cat([order[task.targets[order] == c][:most] for c in range(task.classes)])

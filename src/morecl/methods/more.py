@@ -142,31 +142,28 @@ class More(ReplayLearner):
             self._keep_heads([task.index])
         if self.config.back_update and len(self.memory):
             with self._clock("back_update"):
-                self._back_update(task, tokens, listener)
+                self._back_update(task, listener)
         with self._clock("train"):
             features = self.embed(tokens, str(task.index))
             require_finite(task.index, [features])
             self.tasks[-1].describe(features, task.targets.to(self.device))
-        columns = task.columns.numpy()
-        self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
+        self._remember(task)
 
     def _train_against_memory(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 1: the classes of the task against each other, and all that is replayed as *ood*."""
         ood = torch.full((len(self.memory),), task.classes)
         self._train_with_memory(task, tokens, task.targets, ood, listener)
 
-    def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
+    def _back_update(self, task: TaskData, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
 
         The data are the memory from before this task and random samples of the task (``back_update_draw``).
         """
         draw = generator(self.config.seed, "back-update", task.index)
-        drawn = torch.randperm(len(tokens), generator=draw)
         if self.config.back_update_draw == "balanced":
-            of_one = int(np.bincount(self.memory.columns).max())
-            drawn = torch.cat([drawn[task.targets[drawn] == c][:of_one] for c in range(task.classes)])
+            drawn = self._balanced_sample(task, draw)
         else:
-            drawn = drawn[: len(self.memory)]
+            drawn = torch.randperm(len(task.images), generator=draw)[: len(self.memory)]
         for net in self.tasks[: task.index]:
             net.restart_head()
         self._fit_heads(
