@@ -130,8 +130,8 @@ class More(ReplayLearner):
         return MoreTask(norms, shape, self.network.dim, classes, init, self.config.shrink_below)
 
     @property
-    def tasks(self) -> list[MoreTask]:  # type: ignore[override]
-        return cast("list[MoreTask]", self.model["tasks"])
+    def tasks(self) -> Sequence[MoreTask]:
+        return cast("Sequence[MoreTask]", self.model["tasks"])
 
     # ---- Algorithm 1 ------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class More(ReplayLearner):
         config = self.config
         return MoreRule(self._all_tasks, config.temperature, config.c if config.coefficient else None)
 
-    def _all_tasks(self) -> list[MoreTask]:
+    def _all_tasks(self) -> Sequence[MoreTask]:
         return self.tasks
 
     def _similar_heads(self) -> Iterator[tuple[list[int], Heads]]:

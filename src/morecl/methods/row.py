@@ -120,10 +120,10 @@ class Row(ReplayLearner):
         return RowTask(norms, shape, self.network.dim, classes, init)
 
     @property
-    def tasks(self) -> list[RowTask]:  # type: ignore[override]
-        return cast("list[RowTask]", self.model["tasks"])
+    def tasks(self) -> Sequence[RowTask]:
+        return cast("Sequence[RowTask]", self.model["tasks"])
 
-    def _all_tasks(self) -> list[RowTask]:
+    def _all_tasks(self) -> Sequence[RowTask]:
         return self.tasks
 
     def _new_rule(self) -> RowRule:
