@@ -84,8 +84,6 @@ class Column:
 
 Grid = dict[Row, dict[Column, list[Record]]]
 
-OLDER = {"freeze_backbone": True, "augment": False}  # what records without these settings were made with
-
 
 def arrange(records: Sequence[Record]) -> Grid:
     """Records by row and column; those that differ only in seed, class order or machine share a cell.
@@ -158,8 +156,7 @@ def repetition_mean(runs: Iterable[Record], value: Callable[[Record], float | No
 
 def experiment_settings(record: Record) -> dict[str, Any]:
     """The settings that make a different experiment."""
-    found = OLDER | settings(record)
-    return {key: value for key, value in found.items() if key not in NOT_A_SETTING}
+    return {key: value for key, value in settings(record).items() if key not in NOT_A_SETTING}
 
 
 def weights_of(records: Iterable[Record]) -> Callable[[Record], str]:

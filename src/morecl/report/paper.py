@@ -27,7 +27,8 @@ PAPERS, AUTHORS, OURS, OTHER = "paper", "authors' code", "our back-update", "oth
 BACK_UPDATES = {PAPERS: presets.MORE["paper"], AUTHORS: presets.MORE["authors"], OURS: presets.MORE_DEFAULT}
 BACK_UPDATE_SETTINGS = frozenset({"preset", *presets.MORE_DEFAULT})
 
-# What records had that lack a setting: by method, or by a setting that they have.
+# What records had that lack a setting: all of them, and those of a method or with a setting.
+_ADDED_TO_ALL = {"pretrained": True, "freeze_backbone": True, "augment": False}
 _ADDED_LATER: dict[str, dict[str, Any]] = {
     "icarl": {"ood_score": "head"},
     "agem": {"project": "step"},
@@ -94,13 +95,13 @@ def usual_memory(benchmark: str) -> int | None:
 
 def settings(record: Record) -> dict[str, Any]:
     """The record's config without settings that had no effect, and with those that came later."""
-    found = dict(record.config)
+    found = _ADDED_TO_ALL | record.config
     for key, added in _ADDED_LATER.items():
         if key == record.method or key in record.config:
             found |= {name: value for name, value in added.items() if name not in record.config}
     method = METHODS.get(record.method)
-    frozen = found.get("freeze_backbone", True)
-    without = SgdConfig.training_settings() if method and not method.trains and frozen else ()
+    idle = method is not None and not method.trains and found["freeze_backbone"]
+    without = SgdConfig.training_settings() if idle else ()
     return {key: value for key, value in found.items() if key not in without}
 
 
