@@ -15,16 +15,14 @@ from morecl.cli.own.common import (
     Model,
     check_accept,
     class_table,
-    error_line,
     existing,
     name_unreadable,
     out_of_memory_explained,
     percent,
     promise_lines,
-    say,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_interrupted, output_console, printable
+from morecl.cli.terminal import FAILED, error_line, exit_interrupted, output_console, printable, say
 from morecl.errors import InputError
 
 if TYPE_CHECKING:

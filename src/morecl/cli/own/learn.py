@@ -18,18 +18,15 @@ from rich.text import Text
 from morecl.cli import options
 from morecl.cli.own.common import (
     class_table,
-    counted,
-    error_line,
     full_disk_explained,
     kept,
     name_unreadable,
     out_of_memory_explained,
     percent,
     promise_lines,
-    say,
     seconds_text,
 )
-from morecl.cli.terminal import exit_interrupted, output_console, printable
+from morecl.cli.terminal import counted, error_line, exit_interrupted, output_console, printable, say
 from morecl.errors import DivergedError, InputError, shortened
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
