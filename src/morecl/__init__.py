@@ -12,9 +12,10 @@ soon as another process uses a core. If torch was imported first, export the var
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from morecl.late import late_names
 
 __version__ = "0.2.0"  # the only place: pyproject.toml reads it from here
 
@@ -46,23 +47,17 @@ __all__ = [
     "read_record",
 ]
 
-_HOMES = {
-    "checkpoint": ("load",),
-    "classifier": ("Classifier",),
-    "errors": ("DivergedError", "InputError"),
-    "methods": ("METHODS", "Learner", "Prediction", "create"),
-    "records": ("Record", "read_record"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use, because torch takes seconds to import."""
-    if name == "progress":
-        return importlib.import_module("morecl.progress")
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"morecl.{home}"), name)
-    raise AttributeError(f"module 'morecl' has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        "checkpoint": ("load",),
+        "classifier": ("Classifier",),
+        "errors": ("DivergedError", "InputError"),
+        "methods": ("METHODS", "Learner", "Prediction", "create"),
+        "progress": (),
+        "records": ("Record", "read_record"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -31,7 +31,7 @@ def _is_for_cpus() -> bool:
 
 
 def _start(index: int) -> bool:
-    """Without Python's lock; whether it worked."""
+    """Whether it worked. Python's other threads go on: ctypes lets go of the lock."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:

@@ -62,6 +62,11 @@ def first_problem(error: ValidationError) -> str:
     return (f"{where}: " if where else "") + first["msg"].removeprefix("Value error, ")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, or its kind if it says nothing: their messages go on for lines."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first ``most`` texts, and how many more there are: ``a, b and 3 more``; long ones ``a; b; and 3 more``."""
     more = len(texts) - most

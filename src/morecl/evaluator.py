@@ -46,7 +46,6 @@ class Evaluator:
         """``learner`` may know the classes of ``stream`` by their names or by their labels."""
         from morecl.scoring import CachedFeatures  # imports torch, which takes seconds
 
-        self._learner = learner
         self._label: dict[Hashable, int] = {}
         for label, name in enumerate(stream.dataset.classes):
             self._label |= {name: label, label: label}
@@ -63,11 +62,11 @@ class Evaluator:
         It may be replaced by a learner whose networks of the same names give the same features; rescoring does so after
         each task.
         """
-        return self._learner
+        return self.features.learner
 
     @learner.setter
     def learner(self, learner: Learner) -> None:
-        self._learner = self.features.learner = learner
+        self.features.learner = learner
 
     def after_task(self, index: int) -> Step:
         """Measure after tasks 0..index: accuracy on their images, detection of all later images as unknown.

@@ -336,9 +336,8 @@ def _decided(rule: Rule, features: Features) -> Tensor:
 
 
 def _without_forgotten(rule: MoreRule, scores: Tensor) -> Tensor:
-    """``scores`` (N, C) with the lowest value for classes that were forgotten, if the rule knows such classes."""
-    forgotten = getattr(rule, "forgotten", None)
-    return scores if forgotten is None else scores.masked_fill(forgotten, LOWEST)
+    """``scores`` (N, C) with the lowest value for classes that were forgotten."""
+    return scores.masked_fill(rule.forgotten, LOWEST)
 
 
 # ---- from the graph to the file -------------------------------------------------------------------------------

@@ -30,14 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from morecl.random import generator
-from morecl.ridge import LEFT_OUT, best_sharpness, descend, spread
+from morecl.ridge import LEFT_OUT, NO_CLASS, best_sharpness, descend, make_room, spread
 from morecl.triangle import Triangle
 
 KERNEL_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)  # in units of k(a, a), which is 1
 EXACT = 8192  # images up to which everything is computed in float64
 LIGHT = 4.0  # weight up to which float32 will do for more images
 CHUNK = 4096  # images whose distances to all others are held at once
-NO_CLASS = -1  # column of an image whose class was forgotten
 SAME_ABOVE = 0.999  # kernel of two features: above, they are of one picture and differ by rounding; k(a, a) is 1
 
 
@@ -228,15 +227,7 @@ class KernelRidge(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """The number of kept images comes from the state; everything else must fit."""
-        columns = state_dict.get(f"{prefix}columns")
-        if columns is not None and columns.ndim == 1 and columns.dtype == torch.int64:
-            if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < self.classes:
-                raise ValueError(f"{prefix}columns names classes that do not exist")
-            device = self.columns.device
-            self.features = torch.zeros(len(columns), self.dim, dtype=torch.float16, device=device)
-            self.columns = torch.zeros(len(columns), dtype=torch.int64, device=device)
-            self.weights = torch.zeros(len(columns), device=device)
-            self.dual = torch.zeros(len(columns), self.classes, device=device)
+        make_room(self, ("features", "columns", "weights", "dual"), self.classes, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -233,7 +233,7 @@ def _who(claim: Claim) -> str:
 
 @cache
 def _boot() -> str:
-    """Another one for each start of each host; where the system has none, the network card's address."""
+    """Tells hosts apart, and the starts of a host; where the system has no such id, by the network card's address."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from morecl import ranks
-from morecl.errors import InputError, RanksError
+from morecl.errors import InputError, RanksError, first_line
 
 TIMEOUT = timedelta(minutes=10)  # for the slowest rank to arrive at what they do together
 LOADING = timedelta(days=1)  # for one rank per machine to read the data
@@ -243,7 +243,5 @@ def _lost_ranks_explained(group: Group) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = re.sub(
-            r"^\[\S+\] ", "", (str(error) or type(error).__name__).splitlines()[0]
-        )  # a line of torch's source
+        reason = re.sub(r"^\[\S+\] ", "", first_line(error))  # a line of torch's source
         raise RanksError(f"rank {group.rank} of {group.size} lost the others: {reason.rstrip('.')}") from error

@@ -20,8 +20,7 @@ closed form: with h = w phi^T (G + r I)^-1 phi for an image of weight w, its out
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,8 +54,7 @@ class Ridge(nn.Module):
     """The sums, and the classifier that :meth:`solve` makes from them.
 
     ``gram`` holds the upper triangle of G, row after row, m (m + 1) / 2 numbers in float64: half of what G takes.
-    ``sketches`` (N, SKETCH), ``columns`` and ``weights`` (N,) are of the images in G, if classes may be forgotten;
-    ``unsketched`` (C,) are classes of which a morecl without sketches has added images.
+    ``sketches`` (N, SKETCH), ``columns`` and ``weights`` (N,) are of the images in G, if classes may be forgotten.
     """
 
     projection: Tensor
@@ -68,7 +66,6 @@ class Ridge(nn.Module):
     sketches: Tensor
     columns: Tensor
     weights: Tensor
-    unsketched: Tensor
     place: Tensor
     sharpness: Tensor
 
@@ -91,7 +88,6 @@ class Ridge(nn.Module):
             self.register_buffer("sketches", torch.zeros(0, SKETCH))
             self.register_buffer("columns", torch.zeros(0, dtype=torch.int64))
             self.register_buffer("weights", torch.zeros(0, dtype=torch.float64))
-            self.register_buffer("unsketched", torch.zeros(0, dtype=torch.bool))
 
     @property
     def classes(self) -> int:
@@ -101,8 +97,6 @@ class Ridge(nn.Module):
         """Make room for ``classes`` more."""
         self.cross = F.pad(self.cross, (0, classes))
         self.weight = F.pad(self.weight, (0, classes))
-        if self.forgets:
-            self.unsketched = F.pad(self.unsketched, (0, classes))
 
     def clear(self) -> None:
         """Forget all images; room for the classes stays."""
@@ -110,18 +104,10 @@ class Ridge(nn.Module):
             part.zero_()
         if self.forgets:
             self._keep(torch.zeros_like(self.columns, dtype=torch.bool))
-            self.unsketched.zero_()
 
     def drop(self, column: int) -> None:
         """Forget a class: it has no sum and no weights any more. Its images stay in G, so other weights stay."""
-        if self.unsketched[column]:
-            warnings.warn(
-                "the sums of this model were made before morecl kept what it takes to recognise forgotten images: if "
-                "images of the forgotten class are taught again, they count twice",
-                stacklevel=2,
-            )
         self.columns[self.columns == column] = NO_CLASS
-        self.unsketched[column] = False
         self.cross[:, column] = 0
         self.weight[:, column] = 0
 
@@ -233,21 +219,9 @@ class Ridge(nn.Module):
         return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """The number of sketches comes from the state; models that were saved before there were any have none."""
+        """The number of sketches comes from the state; everything else must fit."""
         if self.forgets:
-            names = ("sketches", "columns", "weights")
-            if f"{prefix}columns" not in state_dict and f"{prefix}cross" in state_dict:
-                state_dict[f"{prefix}unsketched"] = state_dict[f"{prefix}cross"].any(0)
-            state_dict.setdefault(f"{prefix}unsketched", self.unsketched)
-            for name in names:
-                state_dict.setdefault(prefix + name, getattr(self, name)[:0])
-            columns = state_dict[f"{prefix}columns"]
-            if columns.ndim == 1 and columns.dtype == torch.int64:
-                if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < self.classes:
-                    raise ValueError(f"{prefix}columns names classes that do not exist")
-                for name in names:
-                    own = getattr(self, name)
-                    setattr(self, name, own.new_zeros(len(columns), *own.shape[1:]))
+            make_room(self, ("sketches", "columns", "weights"), self.classes, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -255,6 +229,23 @@ def spread(features: Tensor) -> Tensor:
     """The standard deviation of all numbers in ``features``, 1 if there is none: float64."""
     found = features.double().std() if features.numel() > 1 else features.new_zeros((), dtype=torch.float64)
     return torch.where(found > 0, found, torch.ones_like(found))
+
+
+def make_room(
+    module: nn.Module, names: Sequence[str], classes: int, state_dict: Mapping[str, Tensor], prefix: str
+) -> None:
+    """Give the buffers ``names`` of ``module`` a row for each of the images whose columns are in ``state_dict``.
+
+    What else is wrong there is found when it is loaded.
+    """
+    columns = state_dict.get(f"{prefix}columns")
+    if columns is None or columns.ndim != 1 or columns.dtype != torch.int64:
+        return
+    if len(columns) and not NO_CLASS <= int(columns.min()) <= int(columns.max()) < classes:
+        raise ValueError(f"{prefix}columns names classes that do not exist")
+    for name in names:
+        own: Tensor = getattr(module, name)
+        setattr(module, name, own.new_zeros(len(columns), *own.shape[1:]))
 
 
 def descend(evaluate: Callable[[int], tuple[Error, T]], start: int, count: int) -> tuple[int, T]:

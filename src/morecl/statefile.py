@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +87,10 @@ class StateFile:
         for size in task_sizes:
             learner.task_sizes.append(size)
             learner._grow(size)
-            needed = [value for name, value in learner.model.state_dict().items() if not _later(learner, name)]
-            if sum(value.numel() for value in needed) > self.room:
+            if sum(value.numel() for value in learner.model.state_dict().values()) > self.room:
                 break  # something is missing, or has another shape
         expected = {f"{MODEL}{name}": Entry(tuple(v.shape), v.dtype) for name, v in learner.model.state_dict().items()}
-        self._check_model(expected, {name for name in expected if _later(learner, name)})
+        self._check_model(expected)
         self._check_memory(learner.memory.size)
 
     def unread(self) -> Pictures | None:
@@ -142,16 +141,17 @@ class StateFile:
         if forgotten[state[f"{MEMORY}columns"]].any():
             raise ValueError(f"{MEMORY}columns names classes that are forgotten")
 
-    def _check_model(self, expected: Mapping[str, Entry], optional: Set[str]) -> None:
-        """Shapes of what is ``optional`` are checked when it is loaded: rebuilding the learner needs no room for it."""
+    def _check_model(self, expected: Mapping[str, Entry]) -> None:
+        """What has no rows before a task is learned takes no room yet; their number is checked when they are loaded."""
         found = {name for name in self.entries if name.startswith(MODEL)}
-        if missing := sorted(expected.keys() - found - optional):
+        if missing := sorted(expected.keys() - found):
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(found - expected.keys()):
             raise ValueError(f"{extra[0]} is not part of such a learner")
         for name, entry in expected.items():
-            if name not in optional:
-                self._check_entry(name, entry)
+            if entry.shape[:1] == (0,):
+                entry = Entry((*self.entries[name].shape[:1], *entry.shape[1:]), entry.dtype)
+            self._check_entry(name, entry)
 
     def _check_memory(self, size: int) -> None:
         """``size``: images the memory may hold; 0 if the method sets no limit."""
@@ -268,8 +268,3 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _later(learner: Learner, name: str) -> bool:
-    """Whether files of older versions lack the tensor of this name."""
-    return name.rpartition(".")[2] in learner.added_later

@@ -39,9 +39,9 @@ from morecl import cli
 from morecl.classifier import Classifier, ModelFolder, capacity, plan, store
 from morecl.cli.options import all_expanded, expanded
 from morecl.cli.own import predict
-from morecl.cli.own.common import class_table, say
+from morecl.cli.own.common import class_table
 from morecl.cli.own.model import local_time, show_history, show_info
-from morecl.cli.terminal import ESCAPED, printable
+from morecl.cli.terminal import ESCAPED, printable, say
 from morecl.data import decoding
 
 ROOT = Path(__file__).resolve().parents[2]

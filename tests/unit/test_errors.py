@@ -7,7 +7,7 @@ from typing import Self
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator, model_validator
 
-from morecl.errors import few, first_problem, shortened
+from morecl.errors import few, first_line, first_problem, shortened
 
 
 class Sizes(BaseModel):
@@ -55,6 +55,11 @@ def test_the_first_problem_and_its_place(values: dict[str, object], problem: str
 )
 def test_the_first_few_and_how_many_more(count: int, separator: str, found: str) -> None:
     assert few([str(i) for i in range(count)], 3, separator) == found
+
+
+def test_an_error_is_told_in_one_line_also_if_it_says_nothing() -> None:
+    assert first_line(RuntimeError("\nno room\nat line 3")) == "no room"
+    assert first_line(MemoryError()) == first_line(MemoryError(" ")) == "MemoryError"
 
 
 def test_names_are_quoted() -> None:

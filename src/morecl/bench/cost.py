@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich import box
@@ -34,7 +34,7 @@ from morecl.bench.common import (
     place_of,
     wait_for,
 )
-from morecl.config import LearnerConfig, SgdConfig
+from morecl.config import SgdConfig
 from morecl.errors import unknown_name
 from morecl.methods import METHODS, Learner, method_class
 from morecl.methods.finetune import Finetune
@@ -187,7 +187,7 @@ def measure(
     ``settings`` apply to every method that has them, and override those of ``size``.
     """
     configs = _configs([REFERENCE, *methods], settings, size)
-    batch = cast(SgdConfig, configs[REFERENCE]).batch_size
+    batch = configs[REFERENCE].batch_size
     report(f"{REFERENCE}, for comparison")
     reference = _Stream(REFERENCE, configs[REFERENCE], size, batch)
     reference.run()
@@ -217,7 +217,7 @@ def _cost(stream: _Stream, reference: _Stream, reference_passes: Passes) -> Meth
         method=stream.learner.name,
         settings=config.record(),
         image_passes=passes,
-        passes=passes.total / (size.images * (config.epochs if isinstance(config, SgdConfig) and config.trains else 1)),
+        passes=passes.total / (size.images * (config.epochs if config.trains else 1)),
         seconds=seconds,
         finetune_seconds=finetune_seconds,
         overhead=(seconds / passes.total) / (finetune_seconds / reference_passes.total),
@@ -251,9 +251,7 @@ def counting(network: AdaptedViT, batch: int = 1) -> Iterator[Passes]:
 class _Stream:
     """A learner and its stream of tasks, the last of which can be learned repeatedly."""
 
-    def __init__(
-        self, method: str, config: LearnerConfig, size: CostSize, batch: int, backbone: Backbone | None = None
-    ):
+    def __init__(self, method: str, config: SgdConfig, size: CostSize, batch: int, backbone: Backbone | None = None):
         """``batch``: smaller batches count as this many images."""
         self.size = size
         self.batch = batch
@@ -321,7 +319,7 @@ class _Stream:
         return result
 
 
-def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: CostSize) -> dict[str, LearnerConfig]:
+def _configs(methods: Sequence[str], settings: Mapping[str, Any], size: CostSize) -> dict[str, SgdConfig]:
     classes = {name: method_class(name).Config for name in methods}
     known = {key for config in classes.values() for key in config.model_fields}
     for key in settings:

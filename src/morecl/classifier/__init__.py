@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from morecl.late import late_names
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from morecl.classifier.core import Classifier
@@ -12,15 +13,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 __all__ = ["Answer", "Choice", "Classifier", "Evaluation", "Info", "Lesson", "ModelFolder", "Promise", "Version"]
 
-_HOMES = {
-    "core": ("Classifier",),
-    "results": ("Answer", "Choice", "Evaluation", "Info", "Lesson", "Promise"),
-    "store": ("ModelFolder", "Version"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"morecl.classifier.{home}"), name)
-    raise AttributeError(f"module 'morecl.classifier' has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        "core": ("Classifier",),
+        "results": ("Answer", "Choice", "Evaluation", "Info", "Lesson", "Promise"),
+        "store": ("ModelFolder", "Version"),
+    },
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from morecl.catalogue import SHIPPED
 from morecl.config import LearnerConfig
@@ -36,8 +35,8 @@ def choose_backbone(spec: str, config: LearnerConfig, say: Callable[[str], None]
     """
 
     def load(name: str) -> tuple[str, Backbone]:
-        given: dict[str, Any] = {"image_size": config.image_size, "pretrained": config.pretrained, "seed": config.seed}
-        return name, load_backbone(name, **given)
+        size, pretrained = config.image_size, config.pretrained
+        return name, load_backbone(name, image_size=size, pretrained=pretrained, seed=config.seed)
 
     if spec != AUTO:
         return load(spec)

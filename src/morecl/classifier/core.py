@@ -373,10 +373,10 @@ class Classifier:
 
     def column(self, name: str) -> int:
         """The column of a class in the learner's scores."""
-        for spelled in (name, composed(str(name))):
-            if spelled in self.learner.classes:
-                return self.learner.classes.index(spelled)
-        raise unknown_name("class", str(name), self.classes)
+        spelled = composed(str(name))
+        if spelled not in self.learner.classes:
+            raise unknown_name("class", str(name), self.classes)
+        return self.learner.classes.index(spelled)
 
     def _scores(self, images: AnyImages) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Scores (N, C) and OOD scores (N,) of squares (N, S, S, 3)."""

@@ -301,7 +301,7 @@ class _Looked:
                 )
 
     def nothing_new(self, classes: Sequence[str], action: Action, given: Collection[str]) -> NothingNewError:
-        """The error that says so of ``classes``, of all those ``given`` to a lesson."""
+        """The error for ``classes`` of which nothing is left to learn; ``given``: all classes of the lesson."""
         own, skipped = self.sorting.of(classes, self.readable), self.skipped(given)
         notes = own.notes(self.readable, self.name)
         if action == "learn" and own.mistaught:

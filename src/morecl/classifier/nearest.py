@@ -20,13 +20,14 @@ def most_like(learner: Learner, remembered: Tensor, found: Read, images: int, co
         remembered: (M, D), the features of all pictures in the memory, of length 1.
     """
     memory = learner.memory
+    labels = memory.labels
     given = torch.nn.functional.normalize(torch.from_numpy(learner.features(found.images)))
     similar = given @ remembered.mT  # (N, M)
     values, index = similar.topk(min(count, len(memory)), dim=1)
     answers: list[list[Near]] = [[] for _ in range(images)]
     for row, position in enumerate(found.positions.tolist()):
         answers[position] = [
-            (str(memory.labels[i]), memory.images[i], float(v))
+            (str(labels[i]), memory.images[i], float(v))
             for i, v in zip(index[row].tolist(), values[row].tolist(), strict=True)
         ]
     return answers

@@ -62,17 +62,8 @@ class History(BaseModel):
     model_config = ConfigDict(strict=True)
 
     versions: Annotated[list[Version], Field(min_length=1)]
-    last_number: Annotated[int, Field(ge=0)] = 0  # the highest that was ever given; models saved before have none
-    keep: Annotated[int, Field(ge=1)] | None = None  # versions; models saved before do not say
-
-    @property
-    def highest(self) -> int:
-        return max(self.last_number, self.versions[-1].number)
-
-    @property
-    def kept(self) -> int:
-        """Versions to keep. Of a model that does not say, never fewer than it has: somebody wanted them."""
-        return self.keep or max(KEEP, len(self.versions))
+    last_number: Annotated[int, Field(ge=1)]  # the highest that was ever given
+    keep: Annotated[int, Field(ge=1)]  # versions
 
 
 class ModelFolder:
@@ -109,7 +100,7 @@ class ModelFolder:
 
     def kept(self) -> int:
         """How many versions are kept when the next one is added."""
-        return self._history().kept
+        return self._history().keep
 
     def load(self, number: int | None = None, *, device: str | None = None) -> Classifier:
         """The version ``number``, or the one in use. A number is enough where ``model.json`` is lost or damaged."""
@@ -196,8 +187,8 @@ class ModelFolder:
             raise InputError("nothing has been learned yet, so there is nothing to save")
         history = self._history() if self.exists() else None
         versions = history.versions if history else []
-        number = history.highest + 1 if history else 1
-        keep = max(1, keep) if keep is not None else history.kept if history else KEEP
+        number = history.last_number + 1 if history else 1
+        keep = max(1, keep) if keep is not None else history.keep if history else KEEP
         self._remove_leftovers(versions)
         try:
             with atomic_folder(self._folder(number)) as temporary:
@@ -244,7 +235,7 @@ class ModelFolder:
         history = self._history()
         if len(history.versions) < 2:
             raise InputError(f"{self.path} has no earlier version to go back to")
-        self._put(history.versions[:-1], history.highest, history.kept)
+        self._put(history.versions[:-1], history.last_number, history.keep)
         return history.versions[-2]
 
     # ---- helpers ----------------------------------------------------------------------------------------------

@@ -18,13 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from morecl.digest import file_sha256
 from morecl.errors import InputError, first_problem
 from morecl.files import SEAL, refuse_newer, sealed, write_json
-from morecl.labels import composed
 
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
-    from morecl.methods import Learner
 
-FORMAT = "morecl.model/1"
+FORMAT = "morecl.model/2"
 DETAILS, HELD = "classifier.json", "held.safetensors"
 
 T = TypeVar("T", bound=BaseModel)
@@ -118,7 +116,6 @@ def read(folder: Path, device: str | None) -> Classifier:
         raise InputError(f"{folder} is damaged: {DETAILS} and {HELD} do not fit its learner")
     if not np.isfinite(held["ood_scores"]).all():
         raise InputError(f"{folder} is damaged: {HELD} holds scores that are not finite")
-    _compose_names(learner)
     return Classifier(
         learner,
         held=HeldBack(held["images"], held["columns"]),
@@ -127,13 +124,6 @@ def read(folder: Path, device: str | None) -> Classifier:
         curve=details.curve,
         measured=Measured(held["ood_scores"], held["right"], details.temperature),
     )
-
-
-def _compose_names(learner: Learner) -> None:
-    """Spell names as new ones are; earlier versions of morecl kept them as given. Two that would be one stay two."""
-    for name in list(learner.classes):
-        if isinstance(name, str) and composed(name) != name and composed(name) not in learner.classes:
-            learner.rename(name, composed(name))
 
 
 def _read_held(file: Path, sha256: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from morecl.cli.own.common import counted, needed_width, print_entry
-from morecl.cli.terminal import output_console
+from morecl.cli.terminal import counted, needed_width, output_console, print_entry
 
 if TYPE_CHECKING:
     from morecl.data.cache import Entry

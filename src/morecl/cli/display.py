@@ -59,7 +59,7 @@ class _RunDisplay:
 
     def started(self, learner: Learner, stream: TaskStream, done: int) -> None:
         self._tasks = len(stream)
-        self._epochs = getattr(learner.config, "epochs", 1)
+        self._epochs = learner.config.epochs
         self._left.start(self._tasks * self._epochs, done * self._epochs)
         self._status = f"on {learner.device}"
         self._printed = self._clock()

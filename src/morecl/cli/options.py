@@ -13,13 +13,6 @@ from morecl.catalogue import METHODS
 from morecl.errors import InputError, unknown_name
 
 
-def known_method(name: str) -> str:
-    """Reject a typo before anything slow is imported."""
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    return name
-
-
 def expanded(path: Path | None) -> Path | None:
     """``~`` as the home folder: a shell leaves it as it is in ``--out=~/x``, or in quotes."""
     return path and files.expanded(path)
@@ -41,6 +34,8 @@ def one_of(kind: str, names: Iterable[str]) -> Callable[[str | None], str | None
 
     return check
 
+
+known_method = one_of("method", METHODS)  # rejects a typo before anything slow is imported
 
 Benchmark = Annotated[
     str, typer.Argument(help="Name, recipe file (.toml), or folder:PATH with one sub-folder per class.")

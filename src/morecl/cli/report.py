@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from morecl.cli import options
-from morecl.cli.own.common import error_line
-from morecl.cli.terminal import FAILED, output_console
+from morecl.cli.terminal import FAILED, error_line, output_console
 from morecl.errors import InputError
 
 if TYPE_CHECKING:

@@ -146,7 +146,7 @@ class Origin(Protocol):
         """(N, H, W, 3)"""
 
     def key(self) -> str:
-        """Another one if the images may be other ones."""
+        """Changes when the images may have changed."""
 
     def fill(self, keep: Keep, progress: bool) -> Problems:
         """Pass all images to ``keep``."""

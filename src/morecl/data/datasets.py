@@ -48,7 +48,7 @@ def load_dataset(
 
 
 def data_key(name: str, data_root: Path | None = None) -> str:
-    """Another one if files of the data set were replaced, or written again; empty if it is in none. None is opened."""
+    """A key that changes when files of the data set are replaced or written again; empty without any. Opens none."""
     check_dataset_name(name)
     if name.startswith(FOLDER):
         return files_key(Path(name.removeprefix(FOLDER)).expanduser())

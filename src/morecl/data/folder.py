@@ -78,7 +78,7 @@ def labelled_files(path: Path, split: Literal["train", "test"] = "train") -> tup
 
 
 def files_key(path: Path) -> str:
-    """Another one if an image under ``path`` came, went, moved or was written again. No file is opened."""
+    """A key that changes when an image under ``path`` comes, goes, moves or is written again. Opens no file."""
     digest = hashlib.sha256()
     for folders in _class_folders(path):
         for file in _images([folder for same in folders.values() for folder in same]):
@@ -169,7 +169,7 @@ def _divided(
             raise InputError(_too_few(path, name, len(mine), held, automatic, len(skipped)))
     train, test = readable & ~test, readable & test
     name = f"folder:{path.resolve().name}"
-    return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped, automatic)
+    return Dataset(name, x.rows(train), y[train], x.rows(test), y[test], classes, skipped)
 
 
 def _two_or_more(path: Path) -> list[dict[str, list[Path]]]:

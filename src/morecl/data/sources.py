@@ -24,7 +24,7 @@ from PIL import Image
 
 from morecl.data.archive import images_in
 from morecl.data.stream import Dataset
-from morecl.errors import InputError
+from morecl.errors import InputError, first_line
 from morecl.files import atomic_path
 
 Arrays = dict[str, Any]  # key -> array; images that are not in memory are Pictures
@@ -90,7 +90,7 @@ def read_folders(name: str, source: Source, root: Path) -> Dataset:
         raise
     except _DAMAGED as error:
         raise InputError(
-            f"{where} is damaged or incomplete ({_first_line(error)}); delete it to download it again, or replace it "
+            f"{where} is damaged or incomplete ({_reason(error)}); delete it to download it again, or replace it "
             f"with the contents of {source.origin}."
         ) from error
     return checked(name, arrays, where, source.classes)
@@ -107,7 +107,7 @@ def fetch(name: str, source: Source, root: Path, progress: bool) -> Dataset:
             with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=root) as made, _output(progress):
                 arrays = source.read(Path(made), True)
         except _UNREACHABLE as error:
-            raise absent(name, source, root, f"could not be downloaded ({_first_line(error)})") from error
+            raise absent(name, source, root, f"could not be downloaded ({_reason(error)})") from error
         checked(name, arrays, target, source.classes)
         with atomic_path(target) as path, path.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
@@ -241,8 +241,8 @@ def _output(progress: bool) -> Iterator[None]:
         yield
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".: ")
+def _reason(error: BaseException) -> str:
+    return first_line(error).rstrip(".: ")
 
 
 SOURCES: Mapping[str, Source] = {

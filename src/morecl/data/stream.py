@@ -35,7 +35,6 @@ class Dataset:
     y_test: Labels
     classes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
-    automatic_split: bool = False  # the test images were split off a user's folder that has no test/ of its own
     chosen_side: bool = False  # the recipe says at which side a user's folder is stored, whatever the backbone needs
 
     def __post_init__(self) -> None:

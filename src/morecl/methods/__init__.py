@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from morecl import catalogue
 from morecl.errors import InputError, unknown_name
+from morecl.late import late_names
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from morecl.methods.base import Learner, Output, Prediction
@@ -31,6 +32,8 @@ class _Methods(Mapping[str, "type[Learner]"]):
 
 METHODS: Mapping[str, type[Learner]] = _Methods()
 
+__getattr__ = late_names(__name__, {"base": ("Learner", "Output", "Prediction")})
+
 
 def method_class(name: str) -> type[Learner]:
     """The class of the method called ``name``."""
@@ -52,9 +55,3 @@ def create(method: str, **settings: Any) -> Learner:
     cls.Config.refuse_idle(method, settings)
     config.refuse_switched_off(settings, further=True)
     return cls(config)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("Learner", "Output", "Prediction"):
-        return getattr(importlib.import_module("morecl.methods.base"), name)
-    raise AttributeError(f"module 'morecl.methods' has no attribute {name!r}")

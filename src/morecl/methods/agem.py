@@ -102,7 +102,7 @@ class Agem(SingleHeadLearner):
 
         with self._clock("train"):
             self._fit(loss, batches, task=task, listener=listener, optimizer=optimizer, after_backward=project_step)
-        self.memory.update(task.images, columns.cpu().numpy(), generator(config.seed, "memory", task.index))
+        self._remember(task)
 
     def entries(self) -> dict[str, int]:
         """With what training needs besides: reference gradient, momentum's part and what is removed, each of the length

@@ -45,6 +45,7 @@ from morecl.nn.tokens import Tokens
 from morecl.pictures import Pictures
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
+from morecl.random import generator
 from morecl.scoring import Features, LearnedTask, Output, Rule, by_network
 from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
@@ -70,7 +71,6 @@ class Learner(BetweenTasks, ABC):
     trained_as: ClassVar[str]  # the method that trains such networks: its own name if not set
     Config: ClassVar[type[SgdConfig]]
     keeps_all: ClassVar[bool] = False  # every image that was learned (``ReplayMemory.keep``), in memory or not
-    added_later: ClassVar[frozenset[str]] = frozenset()  # last parts of names in ``model`` that older files lack
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -342,6 +342,10 @@ class Learner(BetweenTasks, ABC):
             raise InputError(f"the networks were trained with other settings: {values}")
 
     # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def _remember(self, task: TaskData) -> None:
+        """Have the balanced memory take in a random part of a learned task, see :meth:`ReplayMemory.update`."""
+        self.memory.update(task.images, task.columns.numpy(), generator(self.config.seed, "memory", task.index))
 
     def _kept(self, name: str, make: Callable[[], Kept], *, fits: bool) -> Kept:
         """What ``make`` computes from what was learned: once if it ``fits``, until that changes."""

@@ -44,7 +44,6 @@ from morecl.methods.base import TaskData
 from morecl.methods.single_head import SingleHeadLearner
 from morecl.nn.tokens import Tokens
 from morecl.progress import Listener
-from morecl.random import generator
 
 
 class GdConfig(TrainingConfig):
@@ -78,11 +77,7 @@ class Gd(SingleHeadLearner):
                 self._train(task, tokens, columns, P, C, listener)
                 if self.config.balanced_epochs:
                     self._balance(task, tokens, columns, P, C, listener)
-        self.memory.update(
-            task.images,
-            task.columns.numpy(),
-            generator(self.config.seed, "memory", task.index),
-        )
+        self._remember(task)
 
     def _train_teacher(self, task: TaskData, tokens: Tokens, columns: Tensor, listener: Listener) -> None:
         """Step 1. Images of the memory belong to no class of the task: their target is uniform."""

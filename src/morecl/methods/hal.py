@@ -106,8 +106,7 @@ class Hal(SingleHeadLearner):
             self._train(task, tokens, listener)
             anchors = self._find_anchors(task, self._embed(tokens).mean(0), listener)
             self.anchors.images[task.first_column :] = anchors
-        columns = task.columns.numpy()
-        self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
+        self._remember(task)
 
     def _train(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         config = self.config

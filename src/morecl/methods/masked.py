@@ -112,7 +112,8 @@ class MaskedLearner(Learner):
         init = generator(self.config.seed, "task", len(self.tasks))
         shape = (len(self.adapters.w1), self.config.bottleneck + self.network.dim)
         start = self.tasks[0].norms if self.body is not None and self.tasks else None
-        self.tasks.append(self._new_task(self.network.new_norms(start), shape, classes, init).to(self.device))
+        net = self._new_task(self.network.new_norms(start), shape, classes, init).to(self.device)
+        cast(nn.ModuleList, self.model["tasks"]).append(net)
         self._keep_body()
 
     @property
@@ -120,9 +121,9 @@ class MaskedLearner(Learner):
         return cast(Adapters, self.model["adapters"])
 
     @property
-    def tasks(self) -> list[MaskedTask]:
+    def tasks(self) -> Sequence[MaskedTask]:
         """One :class:`MaskedTask` per task (an ``nn.ModuleList``)."""
-        return cast("list[MaskedTask]", self.model["tasks"])
+        return cast("Sequence[MaskedTask]", self.model["tasks"])
 
     # ---- training ---------------------------------------------------------------------------------------------
 
@@ -335,3 +336,9 @@ class ReplayLearner(MaskedLearner):
                 )
 
         self._train(task, batches, steps, listener)
+
+    def _balanced_sample(self, task: TaskData, draw: torch.Generator) -> Tensor:
+        """Indices of random images of the task, of each class as many as the memory holds of one."""
+        most = int(np.bincount(self.memory.columns).max())
+        order = torch.randperm(len(task.images), generator=draw)
+        return torch.cat([order[task.targets[order] == c][:most] for c in range(task.classes)])

@@ -29,7 +29,7 @@ Deviations from the paper's text, where it leaves a choice or where we measured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -37,12 +37,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from morecl import gaussian, presets
+from morecl import presets
 from morecl.config import LASTING, SCORING, SgdConfig
-from morecl.errors import InputError, few
 from morecl.gaussian import Gaussians
 from morecl.methods.base import TaskData
-from morecl.methods.between_tasks import State
 from morecl.methods.few import FewImages
 from morecl.methods.masked import FOLDED_BYTES, ReplayConfig, ReplayLearner
 from morecl.methods.more_rule import Heads, MoreRule, MoreTask
@@ -51,7 +49,6 @@ from morecl.methods.stacked_heads import StackedHeads
 from morecl.nn.head_steps import in_kernel
 from morecl.nn.network import Norms
 from morecl.nn.tokens import Tokens
-from morecl.pictures import Pictures
 from morecl.progress import Listener
 from morecl.random import generator
 from morecl.scoring import LearnedTask, Output
@@ -128,14 +125,13 @@ class More(ReplayLearner):
     name: ClassVar[str] = "more"
     Config: ClassVar[type[SgdConfig]] = MoreConfig
     config: MoreConfig
-    added_later = frozenset({"precision", "counts", "spread", "trained_head"})
 
     def _new_task(self, norms: Norms, shape: tuple[int, int], classes: int, init: torch.Generator) -> MoreTask:
         return MoreTask(norms, shape, self.network.dim, classes, init, self.config.shrink_below)
 
     @property
-    def tasks(self) -> list[MoreTask]:  # type: ignore[override]
-        return cast("list[MoreTask]", self.model["tasks"])
+    def tasks(self) -> Sequence[MoreTask]:
+        return cast("Sequence[MoreTask]", self.model["tasks"])
 
     # ---- Algorithm 1 ------------------------------------------------------------------------------------------
 
@@ -146,31 +142,28 @@ class More(ReplayLearner):
             self._keep_heads([task.index])
         if self.config.back_update and len(self.memory):
             with self._clock("back_update"):
-                self._back_update(task, tokens, listener)
+                self._back_update(task, listener)
         with self._clock("train"):
             features = self.embed(tokens, str(task.index))
             require_finite(task.index, [features])
             self.tasks[-1].describe(features, task.targets.to(self.device))
-        columns = task.columns.numpy()
-        self.memory.update(task.images, columns, generator(self.config.seed, "memory", task.index))
+        self._remember(task)
 
     def _train_against_memory(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
         """Eq. 1: the classes of the task against each other, and all that is replayed as *ood*."""
         ood = torch.full((len(self.memory),), task.classes)
         self._train_with_memory(task, tokens, task.targets, ood, listener)
 
-    def _back_update(self, task: TaskData, tokens: Tokens, listener: Listener) -> None:
+    def _back_update(self, task: TaskData, listener: Listener) -> None:
         """Eq. 3: earlier heads learn to reject the classes of this task (and of each other), with frozen features.
 
         The data are the memory from before this task and random samples of the task (``back_update_draw``).
         """
         draw = generator(self.config.seed, "back-update", task.index)
-        drawn = torch.randperm(len(tokens), generator=draw)
         if self.config.back_update_draw == "balanced":
-            of_one = int(np.bincount(self.memory.columns).max())
-            drawn = torch.cat([drawn[task.targets[drawn] == c][:of_one] for c in range(task.classes)])
+            drawn = self._balanced_sample(task, draw)
         else:
-            drawn = drawn[: len(self.memory)]
+            drawn = torch.randperm(len(task.images), generator=draw)[: len(self.memory)]
         for net in self.tasks[: task.index]:
             net.restart_head()
         self._fit_heads(
@@ -254,13 +247,7 @@ class More(ReplayLearner):
         """Statistics become what all images at once would give; heads are trained further on memory and new images."""
         owner = torch.from_numpy(self.task_of_column())[examples.columns]  # (N,)
         touched: list[int] = owner.unique().tolist()
-        if unable := [k for k in touched if not len(self.tasks[k].counts)]:
-            names = sorted({repr(self.classes[c]) for c in examples.columns[torch.isin(owner, torch.tensor(unable))]})
-            raise InputError(
-                f"this learner was saved by an older morecl, without the spread of each class, so it cannot take "
-                f"further images of {few(names, 5)}; learn them under a new label, or teach a new learner"
-            )
-        seen = torch.cat([_padded_counts(net) for net in self.tasks]).cpu().numpy()
+        seen = torch.cat([net.counts for net in self.tasks]).cpu().numpy()
         draw = generator(self.config.seed, "examples", sum(int(net.samples) for net in self.tasks))
         tokens = self.prepare(examples.images)
         with self._clock("back_update"):
@@ -322,7 +309,7 @@ class More(ReplayLearner):
         config = self.config
         return MoreRule(self._all_tasks, config.temperature, config.c if config.coefficient else None)
 
-    def _all_tasks(self) -> list[MoreTask]:
+    def _all_tasks(self) -> Sequence[MoreTask]:
         return self.tasks
 
     def _similar_heads(self) -> Iterator[tuple[list[int], Heads]]:
@@ -364,23 +351,6 @@ class More(ReplayLearner):
         parts["heads"] += sum(net.trained_head.numel() for net in self.tasks)
         return parts
 
-    def _restore_networks(
-        self, classes: Sequence[Hashable], task_sizes: Sequence[int], state: State, unread: Pictures | None
-    ) -> None:
-        """A learner that was saved without precision matrices gets them here."""
-        full = _with_precision(state, len(task_sizes), self.config.shrink_below)
-        super()._restore_networks(classes, task_sizes, full, unread)
-
-
-def _with_precision(state: dict[str, Tensor], tasks: int, shrink_below: float) -> dict[str, Tensor]:
-    missing = [k for k in range(tasks) if f"model.tasks.{k}.precision" not in state]
-    made = {}
-    for k in missing:
-        means, covariance, samples = (state[f"model.tasks.{k}.{name}"] for name in ("means", "covariance", "samples"))
-        statistics = Gaussians(means, covariance, int(samples))
-        made[f"model.tasks.{k}.precision"] = gaussian.precision(statistics, shrink_below)
-    return state | made
-
 
 def _emphasis(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
     """Weights (J, n) of mean 1 that give the own samples of each head the given share of the total weight.
@@ -408,7 +378,3 @@ def _balanced(targets: Tensor, ood: Tensor, share: float | None) -> Tensor:
     part = part.where(rejected > 0, 1.0).where(classes > 0, 0.0)
     of_own = part / classes.clamp(min=1) / counts.gather(1, targets)
     return total * torch.where(own, of_own, (1 - part) / rejected.clamp(min=1))
-
-
-def _padded_counts(net: MoreTask) -> Tensor:
-    return net.counts if len(net.counts) else net.counts.new_zeros(len(net.means))

@@ -23,9 +23,8 @@ class MoreTask(MaskedTask):
 
     ``precision`` is the inverse of the covariance, kept because it takes long to compute, and saved as a triangle.
     ``counts`` (C,) are the images of each class and ``spread`` (C, D (D + 1) / 2) their scatter around its mean, both
-    needed to take in more images. They have no rows before the task is learned, and in learners that were saved when
-    they did not exist. ``trained_head`` (C + 1, D + 1) is the head as it was before any back-update, weights and bias;
-    it has no rows unless back-updates start from there.
+    needed to take in more images; they have no rows before the task is learned. ``trained_head`` (C + 1, D + 1) is the
+    head as it was before any back-update, weights and bias; it has no rows unless back-updates start from there.
     """
 
     means: Tensor
@@ -82,9 +81,8 @@ class MoreTask(MaskedTask):
 
     def forget(self, target: int) -> None:
         """Drop what is known of one class alone, except for its mean."""
-        if len(self.counts):
-            self.counts[target] = 0
-            self.spread[target] = 0
+        self.counts[target] = 0
+        self.spread[target] = 0
 
     def _take(self, statistics: Gaussians) -> None:
         self.means.copy_(statistics.means)
@@ -97,17 +95,12 @@ class MoreTask(MaskedTask):
         destination[f"{prefix}precision"] = packed(self.precision)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Older learners have none of these; others have them for all classes (the head: all outputs) or for none.
-        The precision of older learners is whole."""
-        triangle, side = state_dict.get(f"{prefix}precision"), len(self.precision)
-        if triangle is not None and triangle.shape == (side * (side + 1) // 2,):
-            state_dict[f"{prefix}precision"] = unpacked(triangle, side)
-        classes, outputs = len(self.means), len(self.head.bias)
-        for name, full in (("counts", classes), ("spread", classes), ("trained_head", outputs)):
-            empty: Tensor = getattr(self, name)[:0]
-            saved = state_dict.setdefault(prefix + name, empty)
-            rows = full if saved.shape[:1] == (full,) else 0
-            setattr(self, name, empty.new_zeros(rows, *empty.shape[1:]))
+        """A task whose state there is has been learned."""
+        state_dict[f"{prefix}precision"] = unpacked(state_dict[f"{prefix}precision"], len(self.precision))
+        kept = len(self.head.bias) if len(state_dict[f"{prefix}trained_head"]) else 0
+        for name, rows in (("counts", len(self.means)), ("spread", len(self.means)), ("trained_head", kept)):
+            own: Tensor = getattr(self, name)
+            setattr(self, name, own.new_zeros(rows, *own.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
@@ -246,11 +239,6 @@ class MoreRule(Rule):
 
     def _without_forgotten(self, scores: Tensor) -> Tensor:
         return scores.masked_fill(self.forgotten, torch.finfo(scores.dtype).min)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A rule that was saved when nothing could be forgotten has forgotten nothing."""
-        state_dict.setdefault(prefix + "forgotten", torch.zeros_like(self.forgotten))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _of_task(self, net: MoreTask, z: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and scores of a task's classes, (N, C_k) each, from the features (N, D) under its network."""

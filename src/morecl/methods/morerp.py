@@ -33,8 +33,8 @@ MORE's part stands alone.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -60,8 +60,6 @@ PATCHES = "patches "  # name of a network, class token and patches: "patches 0"
 
 
 class MorerpConfig(MoreConfig):
-    older: ClassVar[Mapping[str, Any]] = {"known_weight": 0.0}
-
     projection: int | None = Field(
         None,
         ge=1,
@@ -199,15 +197,6 @@ class MorerpRule(MoreRule):
     def _standing_in(self) -> Tensor:
         """(C,): the classes that are older than the network, for which images in memory stand in."""
         return torch.arange(len(self.counts), device=self.counts.device) < sum(self.sizes[: int(self.source)])
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Models saved by an older morecl do not say what the images that stand in for others count in the sums."""
-        says_it = prefix + "counted" in state_dict
-        state_dict.setdefault(prefix + "mixed", torch.zeros_like(self.mixed))
-        state_dict.setdefault(prefix + "counted", torch.ones_like(self.counted))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if not says_it:
-            self.mixed |= self._standing_in()
 
     # ---- answers ----------------------------------------------------------------------------------------------
 

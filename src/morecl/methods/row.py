@@ -120,10 +120,10 @@ class Row(ReplayLearner):
         return RowTask(norms, shape, self.network.dim, classes, init)
 
     @property
-    def tasks(self) -> list[RowTask]:  # type: ignore[override]
-        return cast("list[RowTask]", self.model["tasks"])
+    def tasks(self) -> Sequence[RowTask]:
+        return cast("Sequence[RowTask]", self.model["tasks"])
 
-    def _all_tasks(self) -> list[RowTask]:
+    def _all_tasks(self) -> Sequence[RowTask]:
         return self.tasks
 
     def _new_rule(self) -> RowRule:
@@ -147,8 +147,7 @@ class Row(ReplayLearner):
         if len(self.memory):
             with self._clock("back_update"):
                 self._fit_ood_heads(task, listener)  # c
-        draw = generator(self.config.seed, "memory", task.index)
-        self.memory.update(task.images, task.columns.numpy(), draw)
+        self._remember(task)
 
     @torch.no_grad()
     def _copy_to_wp_head(self) -> None:
@@ -183,7 +182,7 @@ class Row(ReplayLearner):
         """Step c."""
         config = self.config
         draw = generator(config.seed, "ood-heads", task.index)
-        drawn = self._balanced_sample(task, draw)
+        drawn = self._balanced_sample(task, draw).numpy()
         parts = [self.prepare(self.memory.images), self.prepare(task.images[drawn])]
         columns = torch.from_numpy(np.concatenate([self.memory.columns, task.columns.numpy()[drawn]]))
         owner = torch.from_numpy(self.task_of_column())[columns]  # (n,)
@@ -212,13 +211,6 @@ class Row(ReplayLearner):
             stage="ood-heads",
         )
         heads.write_back()
-
-    def _balanced_sample(self, task: TaskData, draw: torch.Generator) -> np.ndarray:
-        """Indices of random images of the task, of each class as many as a class has in memory."""
-        quota = int(np.bincount(self.memory.columns).max())
-        order = torch.randperm(len(task.images), generator=draw)
-        of_class = [order[task.targets[order] == c][:quota] for c in range(task.classes)]
-        return torch.cat(of_class).numpy()
 
     def _head_optimizer(self, parameters: Sequence[Tensor]) -> ProtectedSGD:
         config = self.config

@@ -51,7 +51,6 @@ from morecl.methods.gaussian_rule import GaussianRule
 from morecl.methods.masked import MaskedTask, ReplayConfig, ReplayLearner
 from morecl.nn.network import Norms
 from morecl.progress import Listener
-from morecl.random import generator
 from morecl.scoring import HeadsOf, LearnedTask, Output
 from morecl.training import ProtectedSGD
 
@@ -230,8 +229,7 @@ class Tpl(ReplayLearner):
         replayed = torch.from_numpy(self.memory.columns)
         with self._clock("train"):
             self._train_with_memory(task, self.prepare(task.images), task.columns, replayed, listener)
-        draw = generator(self.config.seed, "memory", task.index)
-        self.memory.update(task.images, task.columns.numpy(), draw)
+        self._remember(task)
 
     def _new_rule(self) -> TplRule:
         config = self.config

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from morecl.errors import first_line
 from morecl.images import ImageArray
 
 Batch = tuple[Tensor, ...]
@@ -138,8 +139,8 @@ class Replayed:
             step = CapturedStep(lambda batch: run(*batch), (images,), beside=other, among_threads=True)
         except RuntimeError as error:
             self._able = False
-            first = str(error).splitlines()[0]
-            warnings.warn(f"answers for few images cannot be captured and take longer: {first}", stacklevel=4)
+            told = f"answers for few images cannot be captured and take longer: {first_line(error)}"
+            warnings.warn(told, stacklevel=4)
             return None
         return _OnHost(step, images)
 

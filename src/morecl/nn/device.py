@@ -8,7 +8,7 @@ import shutil
 
 import torch
 
-from morecl.errors import InputError
+from morecl.errors import InputError, first_line
 
 # In torch's RuntimeErrors: its CPU allocator on Linux and on Windows, C++, cuBLAS.
 _PHRASES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "ALLOC_FAILED")
@@ -30,7 +30,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=device)
     except RuntimeError as error:
-        raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise InputError(f"device {name!r} cannot be used here: {first_line(error)}") from error
     return device
 
 

@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from timm.layers import Attention
@@ -335,9 +335,9 @@ class ClassTokenBlock(nn.Module):
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
-        block = self.block
-        first = x[:, :1] + block.drop_path1(block.ls1(self._attend(block.norm1(x))))  # type: ignore[operator]
-        return cast(Tensor, first + block.drop_path2(block.ls2(block.mlp(block.norm2(first)))))  # type: ignore[operator]
+        block: Any = self.block
+        first = x[:, :1] + block.drop_path1(block.ls1(self._attend(block.norm1(x))))
+        return first + block.drop_path2(block.ls2(block.mlp(block.norm2(first))))
 
     def _attend(self, x: Tensor) -> Tensor:
         attn = cast(Attention, self.block.attn)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from morecl.errors import InputError
+from morecl.errors import InputError, first_line
 
 _KNOCK_SECONDS = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -117,9 +117,9 @@ def _connect(address: str | None) -> None:
         ray.init(address=given or "auto", **quiet)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         if given:
-            reason = str(error).strip().splitlines()[0]
             raise InputError(
-                f"there is no Ray cluster at {given} ({reason}); `ray start --head` starts one and says its address"
+                f"there is no Ray cluster at {given} ({first_line(error)}); `ray start --head` starts one and says its "
+                "address"
             ) from error
         ray.init(include_dashboard=False, **quiet)
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from morecl.errors import first_line
 from morecl.on_ray import node
 from morecl.on_ray.cluster import Cluster
 from morecl.suite import child
@@ -118,7 +119,7 @@ class RayJob:
         except RayTaskError as error:
             lost, result = None, node.reason(error)
         except RayError as error:
-            lost = _LOST.get(type(error).__name__) or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            lost = _LOST.get(type(error).__name__) or f"{type(error).__name__}: {first_line(error)}"
             result = f"lost {self._tries} times, last: {lost} (see {child.log_of(self.run)})"
         if lost and self._tries < TRIES:
             title, count = escape(self.run.title), f"try {self._tries + 1} of {TRIES}"

@@ -86,8 +86,6 @@ Grid = dict[Row, dict[Column, list[Record]]]
 
 _SWITCHED_OFF = {"pretrained": "random weights", "freeze_backbone": "trained backbone"}  # what rows call it
 
-OLDER = {"freeze_backbone": True, "augment": False}  # what records without these settings were made with
-
 
 def arrange(records: Sequence[Record]) -> Grid:
     """Records by row and column; those that differ only in seed, class order or machine share a cell.
@@ -120,7 +118,7 @@ def arrange(records: Sequence[Record]) -> Grid:
         for record, column, values, facts, back in zip(runs, columns, config, extra, whose, strict=True):
             told = _told(record, back)
             ablated = [key for key in values if key not in keys and _is_ablated(record, key, values[key])]
-            wanted = [key for key in sorted([*keys, *ablated]) if key.split(".")[-1] not in told]
+            wanted = [key for key in sorted([*keys, *ablated]) if key not in told]
             named = [back if tell else None, *(_describe(record, key, values.get(key)) for key in wanted)]
             named += [f"{key} {facts[key]}" for key in more_keys if facts[key]]
             held_out = mixed and record.data.scored_on == "validation"
@@ -159,9 +157,8 @@ def repetition_mean(runs: Iterable[Record], value: Callable[[Record], float | No
 
 
 def experiment_settings(record: Record) -> dict[str, Any]:
-    """The settings that make a different experiment, flat: ``{"method.lr": 0.1}``."""
-    flat = OLDER | settings(record)
-    return {path: value for path, value in flat.items() if path.split(".")[-1] not in NOT_A_SETTING}
+    """The settings that make a different experiment."""
+    return {key: value for key, value in settings(record).items() if key not in NOT_A_SETTING}
 
 
 def weights_of(records: Iterable[Record]) -> Callable[[Record], str]:
@@ -219,9 +216,8 @@ def _varying(settings: Sequence[dict[str, Any]], places: Sequence[tuple[Any, ...
     return sorted({place[-1] for place, values in seen.items() if len(values) > 1})
 
 
-def _is_ablated(record: Record, path: str, value: Any) -> bool:
+def _is_ablated(record: Record, key: str, value: Any) -> bool:
     """Whether the paper varies this setting and its usual value is known."""
-    key = path.split(".")[-1]
     if key == "memory_size":
         return value is not None and usual_memory(record.benchmark) is not None
     return key in ("back_update", "coefficient")
@@ -235,9 +231,8 @@ def _told(record: Record, back: str | None) -> frozenset[str]:
     return told if back in (None, PAPERS) else told | {"back_update"}  # the paper's may be none, another is one
 
 
-def _describe(record: Record, path: str, value: Any) -> str | None:
+def _describe(record: Record, key: str, value: Any) -> str | None:
     """A setting in words, ``None`` for the usual one."""
-    key = path.split(".")[-1]
     words = key.replace("_", " ")
     if key == "image_size" and value is None:
         value = record.backbone.image_size  # the backbone's own; older records do not have it

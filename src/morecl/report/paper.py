@@ -27,7 +27,8 @@ PAPERS, AUTHORS, OURS, OTHER = "paper", "authors' code", "our back-update", "oth
 BACK_UPDATES = {PAPERS: presets.MORE["paper"], AUTHORS: presets.MORE["authors"], OURS: presets.MORE_DEFAULT}
 BACK_UPDATE_SETTINGS = frozenset({"preset", *presets.MORE_DEFAULT})
 
-# What records had that lack a setting: by method, or by a setting that they have.
+# What records had that lack a setting: all of them, and those of a method or with a setting.
+_ADDED_TO_ALL = {"pretrained": True, "freeze_backbone": True, "augment": False}
 _ADDED_LATER: dict[str, dict[str, Any]] = {
     "icarl": {"ood_score": "head"},
     "agem": {"project": "step"},
@@ -93,22 +94,20 @@ def usual_memory(benchmark: str) -> int | None:
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """The record's config, flat, without settings that had no effect and with those that came later."""
-    flat = flatten(record.config)
-    present = {path.split(".")[-1] for path in flat}
+    """The record's config without settings that had no effect, and with those that came later."""
+    found = _ADDED_TO_ALL | record.config
     for key, added in _ADDED_LATER.items():
-        if key == record.method or key in present:
-            flat |= {name: value for name, value in added.items() if name not in present}
-    names = {path: path.split(".")[-1] for path in flat}
-    frozen = all(value for path, value in flat.items() if names[path] == "freeze_backbone")
+        if key == record.method or key in record.config:
+            found |= {name: value for name, value in added.items() if name not in record.config}
     method = METHODS.get(record.method)
-    without = SgdConfig.training_settings() if method and not method.trains and frozen else ()
-    return {path: value for path, value in flat.items() if names[path] not in without}
+    idle = method is not None and not method.trains and found["freeze_backbone"]
+    without = SgdConfig.training_settings() if idle else ()
+    return {key: value for key, value in found.items() if key not in without}
 
 
 def setting(record: Record, name: str) -> Any:
-    """The value of ``name`` among the record's :func:`settings`, at any depth; ``None`` if there is none."""
-    return next((value for path, value in settings(record).items() if path.split(".")[-1] == name), None)
+    """The value of ``name`` among the record's :func:`settings`; ``None`` if there is none."""
+    return settings(record).get(name)
 
 
 def division(record: Record) -> int | tuple[int, ...]:
@@ -123,21 +122,12 @@ def method_title(name: str) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``, outer values before inner ones."""
-    flat = {prefix + key: value for key, value in config.items() if not isinstance(value, dict)}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-    return flat
-
-
 def back_update(record: Record) -> str | None:
     """Whose back-update a run of MORE had, a key of ``BACK_UPDATES`` or ``OTHER``; ``None`` if that says nothing of it.
 
     Without any it is the paper's where the paper has none either (Tiny-ImageNet), and else no back-update.
     """
-    values = {path.split(".")[-1]: value for path, value in settings(record).items()}
+    values = settings(record)
     if record.method != "more" or not values.keys() >= presets.MORE_DEFAULT.keys() or values.get("memory_size") == 0:
         return None
     if values.get("back_update") is False:

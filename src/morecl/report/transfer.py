@@ -15,7 +15,7 @@ from morecl.records import Record
 from morecl.report.grid import data_of, experiment_settings, weights_of
 from morecl.report.paper import REFERENCE, method_title, setting
 
-NETWORK = {"pretrained": True, "freeze_backbone": True, "bottleneck": None}  # must be the same; of older records
+NETWORK = ("pretrained", "freeze_backbone", "bottleneck")  # must be the same
 TRAINING = {"lr": "learning rate", "epochs": "number of epochs", "batch_size": "batch size"}  # should be
 
 
@@ -73,8 +73,8 @@ def _compared(records: Sequence[Record]) -> list[tuple[Record, list[Record]]]:
 
 def _same_network(record: Record, single: Record) -> bool:
     """A method without adapters (nearest class mean) is compared with what adapters of any width learn."""
-    for key, older in NETWORK.items():
-        one, other = (older if (value := setting(run, key)) is None else value for run in (record, single))
+    for key in NETWORK:
+        one, other = setting(record, key), setting(single, key)
         if None not in (one, other) and one != other:
             return False
     return True

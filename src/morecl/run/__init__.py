@@ -18,9 +18,9 @@ Files of a run's folder (see ``folder``):
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from morecl.late import late_names
 from morecl.run.folder import RESULT, RUN, SHARED, default_folder
 from morecl.run.request import ResolvedRun, RunRequest, preset_notes, rate_notes, read_request
 from morecl.run.watcher import Watcher
@@ -45,9 +45,4 @@ __all__ = [
     "start",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    homes = {"start": "launch", "resume": "launch", "rescore": "rescoring"}
-    if name in homes:
-        return getattr(importlib.import_module(f"morecl.run.{homes[name]}"), name)
-    raise AttributeError(f"module 'morecl.run' has no attribute {name!r}")
+__getattr__ = late_names(__name__, {"launch": ("resume", "start"), "rescoring": ("rescore",)})

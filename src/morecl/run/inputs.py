@@ -34,8 +34,8 @@ class InputsNow:
     def other_images(self, there: ResolvedRun, here: ResolvedRun, record: Record) -> bool:
         """Whether the run ``here`` would have other images than the one ``there``, which left ``record``.
 
-        Only if files differ in size or time, the images are looked at: they may be copies. Of runs that noted nothing,
-        nobody knows; nor of data that are not on this machine.
+        Only if files differ in size or time, the images are looked at: they may be copies. False where it cannot be
+        told: for runs that noted nothing, and for data that are not on this machine.
         """
         before = there.plan.get(IMAGES)
         if before is None:
@@ -52,9 +52,9 @@ class InputsNow:
         return self._fingerprints[asked] != record.data.fingerprint
 
     def other_weights(self, here: ResolvedRun, record: Record) -> bool:
-        """Whether the file of weights of the run ``here`` has others than the one that left ``record``.
+        """Whether the file of weights that the run ``here`` names has other weights than those of ``record``.
 
-        Of weights that are in no file, and of records that do not have the hash of theirs, nobody knows.
+        False where it cannot be told: for weights that are in no file, and for records without a hash of them.
         """
         spec = here.config.backbone
         if not record.backbone.source_sha256 or spec == SHIPPED:

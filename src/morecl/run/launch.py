@@ -220,11 +220,9 @@ def refuse_changed(run: ResolvedRun, learner: Learner, stream: TaskStream, measu
 
 
 def _trained_as(run: ResolvedRun, learner: Learner) -> bool:
-    """Whether ``learner`` has the settings of ``run``. Seed, machine and place of the weights are not compared; what
-    one of them lacks is of another version."""
-    one, other = learner.config.model_dump(mode="json"), run.config.model_dump(mode="json")
-    free = LearnerConfig.with_role("machine", "weights", "repetition")
-    return all(one[key] == other[key] for key in (one.keys() & other.keys()) - free)
+    """Whether ``learner`` has the settings of ``run``. Seed, machine and place of the weights are not compared."""
+    free = set(LearnerConfig.with_role("machine", "weights", "repetition"))
+    return learner.config.model_dump(exclude=free) == run.config.model_dump(exclude=free)
 
 
 def build_task_stream(run: ResolvedRun, learner: Learner) -> TaskStream:

@@ -27,7 +27,7 @@ class Measurements:
     total_seconds: float = 0.0
     peak_memory_bytes: int = 0  # of the main process
     ranks: int = 1  # processes that learned together, at most
-    shared: bool | None = False  # other runs used the same card or cores at some time; None: not known
+    shared: bool = False  # other runs used the same card or cores at some time
     fingerprint: str = ""  # of the data
     sources: list[str] = field(default_factory=list)  # fingerprints of the code it ran with, more if that changed
     groups: list[list[int]] = field(default_factory=list)  # the classes of every task
@@ -65,7 +65,6 @@ class Measurements:
                 step["roc"] = Roc.model_validate(step["roc"]) if step["roc"] else None
                 step["errors"] = tuple(step["errors"]) if step["errors"] else None
             value["steps"] = [Step(**step) for step in value["steps"]]
-            value.setdefault("shared", None)  # of an older version
             return Measurements(**value)
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing") from error

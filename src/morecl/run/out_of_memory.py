@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from morecl.errors import InputError
+from morecl.errors import InputError, first_line
 from morecl.nn.device import is_out_of_memory
 from morecl.run.folder import RUN
 
@@ -34,5 +34,4 @@ def out_of_memory_explained(settings: Mapping[str, Any], out: Path) -> Iterator[
         if (out / RUN).is_file():
             command = f"morecl resume {shlex.quote(str(out))}"
             advice = f"free some and `{command}`, or {advice} and start over with --overwrite"
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error
+        raise InputError(f"not enough memory: {advice}. The error was: {first_line(error)}") from error

@@ -20,8 +20,8 @@ class Watcher:
 
     Attributes:
         started: called with the learner, the stream and the number of tasks already done, before any training.
-            ``stream.dataset`` says how many images are learned and tested, the side in pixels they are stored at
-            (``side``), and whether test images were split off a user's folder (``automatic_split``).
+            ``stream.dataset`` says how many images are learned and tested, and the side in pixels they are stored at
+            (``side``).
         epoch: called after each epoch.
         task: called after each task with its index, its measurements and the seconds since the run began.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from importlib import resources
@@ -25,6 +24,7 @@ from morecl.classifier.core import TOP
 from morecl.classifier.names import check_name
 from morecl.errors import InputError, shortened
 from morecl.images import ImageArray
+from morecl.labels import composed
 from morecl.serve import metrics
 from morecl.serve.jobs import Job, Labels
 from morecl.serve.limits import RefusedError, not_kept
@@ -330,7 +330,7 @@ def _bad_form(detail: str, most: int) -> RefusedError:
 
 def _plain(name: str) -> str:
     """A name as a user means it: one way to write each letter, no spaces around it."""
-    return unicodedata.normalize("NFC", name).strip()
+    return composed(name).strip()
 
 
 def _class_names(given: list[str], files: int) -> list[str]:

@@ -63,7 +63,6 @@ class Service:
         device: str | None = None,
         limits: Limits | None = None,
         command: Sequence[str] = COMMAND,
-        wait: float = 0.005,
     ):
         self.limits = limits or Limits()
         self.metrics = Metrics()
@@ -77,9 +76,7 @@ class Service:
         uploads = self._resources.enter_context(private_folder())
         self.decoders = ThreadPoolExecutor(self.limits.decoders, thread_name_prefix="decoder")
         self._resources.callback(self.decoders.shutdown)
-        self.batcher: Batcher[Question, dict[str, Any]] = Batcher(
-            self._answer, room=self.limits.queued_images, wait=wait
-        )
+        self.batcher: Batcher[Question, dict[str, Any]] = Batcher(self._answer, room=self.limits.queued_images)
         self._resources.callback(self.batcher.close)
         self.jobs = Jobs(
             self.folder.path.resolve(),

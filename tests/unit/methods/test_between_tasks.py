@@ -199,36 +199,6 @@ def raising(*args: Any) -> None:
     raise RuntimeError("at the end")
 
 
-def without(state: dict[str, torch.Tensor], *parts: str) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in state.items() if key.rpartition(".")[2] not in parts}
-
-
-@BOTH
-def test_a_learner_of_before_loads_and_refuses(method: str, load: Callable[[str], Any], tmp_path: Path) -> None:
-    """Saved when there was no spread of each class, no precision matrix, nothing forgotten."""
-    learner = load(method)
-    with pytest.MonkeyPatch.context() as patch:
-        state = learner.state()
-        old_state = without(state, "precision", "counts", "spread", "forgotten", "mixed")
-        old_state |= {key: value for key, value in state.items() if key == "rule.counts"}
-        patch.setattr(learner, "state", lambda: old_state)
-        learner.save(tmp_path / "old")
-    old = morecl.load(tmp_path / "old")
-    assert isinstance(old, More)
-    assert np.array_equal(old.scores(TEST), learner.scores(TEST))
-    before = tiny.snapshot(old)
-    with pytest.raises(InputError, match=r"older morecl.* further images of 'b', 'e'; learn them under a new label"):
-        old.add_examples(NEW, NEW_LABELS)
-    tiny.assert_same(before, tiny.snapshot(old))
-    old.learn_task(*tiny.task([7], ["h"], 4))
-    old.save(tmp_path / "again")
-    again: Any = morecl.load(tmp_path / "again")
-    again.add_examples(tiny.pictures(7, 2, draw=2), ["h", "h"])  # new tasks have what is needed
-    assert [net.counts.tolist() for net in again.tasks] == [[], [], [], [], [6]]
-    again.forget("c")
-    assert "c" not in again.predict(TEST).labels
-
-
 # ---- forgetting ---------------------------------------------------------------------------------------------------
 
 

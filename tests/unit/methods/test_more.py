@@ -29,25 +29,6 @@ def test_prediction_inverts_no_covariance(learner: More, tmp_path: Path, monkeyp
     assert np.array_equal(morecl.load(tmp_path / "saved").scores(TEST), learner.scores(TEST))
 
 
-def test_a_model_that_was_saved_without_precision_matrices_gets_them(learner: More) -> None:
-    state = {key: value.clone() for key, value in learner.state().items() if not key.endswith("precision")}
-    assert len(state) == len(learner.state()) - 2
-    restored = tiny.create("more")
-    restored.restore(learner.classes, learner.task_sizes, state)
-    tiny.assert_same(tiny.snapshot(learner), tiny.snapshot(restored))
-    assert np.array_equal(restored.scores(TEST), learner.scores(TEST))
-
-
-def test_a_model_that_was_saved_with_whole_precision_matrices_is_the_same(learner: More) -> None:
-    state = {key: value.clone() for key, value in learner.state().items()}
-    for k, net in enumerate(learner.tasks):
-        assert state[f"model.tasks.{k}.precision"].shape == (tiny.DIM * (tiny.DIM + 1) // 2,)
-        state[f"model.tasks.{k}.precision"] = net.precision.clone()
-    restored = tiny.create("more")
-    restored.restore(learner.classes, learner.task_sizes, state)
-    assert np.array_equal(restored.scores(TEST), learner.scores(TEST))
-
-
 def test_precision_matrices_are_those_of_the_covariances(learner: More) -> None:
     for k, net in enumerate(learner.tasks):
         assert torch.equal(net.precision, gaussian.precision(learner.statistics(k)))

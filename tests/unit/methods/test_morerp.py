@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.classifier.calibration import fit_temperature, softmax
-from morecl.files import sealed
 from morecl.kernel_ridge import KERNEL_STRENGTHS
 from morecl.methods import more
 from morecl.methods.more import More
@@ -230,15 +228,6 @@ def test_what_is_computed_from_the_rest_is_not_counted(ours: Any) -> None:
     assert ours.entries()["statistics"] - more.entries()["statistics"] == own
 
 
-def test_weights_in_the_sums_of_an_older_model_are_not_guessed() -> None:
-    learner = teach(morerp(projection=SUMS), (0,), (1, 2, 3))
-    state = learner.state()
-    del state["rule.counted"]
-    learner.restore(list(learner.classes), list(learner.task_sizes), state)
-    assert learner.rule.mixed.tolist() == [True, False, False, False]
-    teach(learner, (4, 5))
-
-
 def test_tasks_of_unequal_size_are_told_apart() -> None:
     """A head with one class wins too often by MORE's rule; the ridge classifier compares all classes."""
     stream = ((0, 1, 2, 3), (4,), (5, 6, 7, 8, 9), (10,))
@@ -270,13 +259,3 @@ def test_an_empty_batch_and_no_memory(projection: int | None) -> None:
     learner = teach(learner_of(Morerp, memory_size=0, projection=projection), (0, 1), (2, 3))
     assert learner.predict(np.empty((0, 8, 8, 3), np.uint8)).labels == []
     assert len(learner.answer(Features(learner, learner.prepare(images(2)))).known) == 2
-
-
-def test_a_learner_saved_before_the_kernel_had_a_say_answers_as_it_did(tmp_path: Path) -> None:
-    teach(morerp(known_weight=0.0), (0, 1)).save(tmp_path / "saved")
-    file = tmp_path / "saved" / "learner.json"
-    value = json.loads(file.read_text())
-    del value["config"]["known_weight"]
-    file.write_text(json.dumps(sealed(value)))
-    assert morecl.load(tmp_path / "saved").config.known_weight == 0.0
-    assert morerp().config.known_weight == 1.0

@@ -20,7 +20,7 @@ SWITCHES = [{"back_update": b, "coefficient": c} for b, c in [(True, True), (Fal
 
 
 def more(switches: dict[str, bool], **changes: Any) -> Record:
-    return make_record("more", "svhn-5t", config={"method": switches}, **changes)
+    return make_record("more", "svhn-5t", config=switches, **changes)
 
 
 def of_size(size: int, **changes: Any) -> list[Record]:

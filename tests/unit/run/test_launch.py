@@ -16,7 +16,6 @@ import morecl
 import tiny
 from morecl.data import build_stream, load_recipe
 from morecl.errors import InputError, RanksError
-from morecl.files import SEAL, sealed, write_json
 from morecl.locking import LOCK, claimed
 from morecl.run import RunRequest, Watcher, launch, measurements, resume, start
 from morecl.suite.plan import Suite, plan
@@ -71,16 +70,6 @@ def test_a_run_that_shared_its_card_for_a_while_says_so(tmp_path: Path, monkeypa
     assert resume(folder).shared is True
     monkeypatch.setenv("MORECL_SHARED", "0")
     assert start(RunRequest(method="ncm", benchmark=str(recipe)), tmp_path / "alone").shared is False
-
-
-def test_of_an_older_checkpoint_it_is_not_known_whether_it_shared_its_card(tmp_path: Path) -> None:
-    folder, _ = begun(tmp_path)
-    progress = folder / "checkpoint-1" / "progress.json"
-    value = json.loads(progress.read_text())
-    assert value.pop("shared") is False
-    del value[SEAL]
-    write_json(progress, sealed(value))
-    assert resume(folder).shared is None
 
 
 @pytest.mark.parametrize(("values", "other"), [((2, 4), "recipe, tasks"), ((5, 3), "recipe, data")])
@@ -235,16 +224,16 @@ def test_a_watcher_can_tell_how_many_photos_are_held_out_and_how_far_they_are_sh
             (photos / part / name).mkdir(parents=True)
             for i in range(10):
                 Image.new("RGB", (300, 200), (20 * i, 90, 40)).save(photos / part / name / f"{i}.png")
-    seen: list[tuple[int, int, int, bool]] = []
+    seen: list[tuple[int, int, int]] = []
 
     def started(learner: morecl.Learner, stream: morecl.data.TaskStream, done: int) -> None:
         data = stream.dataset
-        seen.append((len(data.y_train), len(data.y_test), data.side, data.automatic_split))
+        seen.append((len(data.y_train), len(data.y_test), data.side))
 
     record = start(
         RunRequest(method="ncm", benchmark=f"folder:{photos}"), tmp_path / "run", watcher=Watcher(started=started)
     )
-    assert seen == [(record.data.train_images, record.data.test_images, 32, not split)]
+    assert seen == [(record.data.train_images, record.data.test_images, 32)]
     assert (sum(seen[0][:2]), seen[0][1] < 10) == ((40, False) if split else (20, True))
 
 

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from morecl.cli import options
-from morecl.cli.terminal import error_console, printable
-from morecl.errors import InputError
+from morecl.cli.terminal import counted, error_line
+from morecl.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from morecl.classifier import ModelFolder
@@ -28,13 +23,11 @@ if TYPE_CHECKING:
 
 NAMED = 5  # unreadable images that are named one by one
 NAME_WIDTH, NUMBER_WIDTH = 6, 4  # columns of a table, at least
-GLUE = "\ue000"  # in place of a space at which no line ends; never part of a text
 
 Model = Annotated[
     Path, typer.Argument(callback=options.expanded, metavar="MODEL", help="Folder of the model.", show_default=False)
 ]
 Accept = Annotated[float, typer.Option(help="Share of known images to accept, 0 to 1; the rest may be called unknown.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 
 
 def existing(path: Path) -> ModelFolder:
@@ -62,11 +55,6 @@ def check_accept(accept: float) -> None:
 def percent(value: float | None, digits: int = 1) -> str:
     """``93.1 %``; a dash for nothing."""
     return "-" if value is None else f"{value:.{digits}f} %"
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """``1 image``, ``2,000 images``."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def share(value: float) -> str:
@@ -98,8 +86,7 @@ def out_of_memory_explained(advice: str) -> Iterator[None]:
 
         if not is_out_of_memory(error):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"not enough memory: {advice}. The error was: {reason}") from error
+        raise InputError(f"not enough memory: {advice}. The error was: {first_line(error)}") from error
 
 
 @contextmanager
@@ -154,17 +141,6 @@ def name_unreadable(problems: Sequence[str], say: Callable[[str], None] | None =
         say(f"not readable: {counted(more, 'more image')}")
 
 
-def error_line(text: str) -> None:
-    error_console().print(f"[yellow]{escape(printable(text))}[/yellow]", emoji=False, highlight=False)
-
-
-def say(console: Console, text: str) -> None:
-    """Print a sentence; no line ends between a number and its %. Rich would break at a no-break space, too."""
-    lines = Text(text.replace(" %", f"{GLUE}%")).wrap(console, console.width)
-    shown = "\n".join(line.plain for line in lines).replace(GLUE, " ")
-    console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
 def class_table(name: str, *heads: str) -> Table:
     """A table with a row per class: its name, then numbers. In a narrow terminal the heads are wrapped first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -172,23 +148,3 @@ def class_table(name: str, *heads: str) -> Table:
     for head in heads:
         table.add_column(head, justify="right", min_width=max(NUMBER_WIDTH, *map(len, head.split())))
     return table
-
-
-def needed_width(table: Table) -> int:
-    """Columns that ``table`` takes if only the cells of folded columns are wrapped; rich cuts some tables that it wraps
-    further.
-    """
-    total = 3 * len(table.columns) - 1  # edges and gaps
-    for column in table.columns:
-        cells = [] if column.overflow == "fold" else column.cells
-        total += max([column.min_width or 0, cell_len(str(column.header)), *(cell_len(str(cell)) for cell in cells)])
-    return total
-
-
-def print_entry(console: Console, title: str, details: Sequence[str], *, whole: bool = False) -> None:
-    """A row of a table that a narrow terminal has no room for: its title, and under it all else.
-
-    ``whole``: the title is one line, however long it is, so that it can be copied.
-    """
-    console.print(Text(title, style="bold"), emoji=False, soft_wrap=whole)
-    console.print(Padding(Text(", ".join(details)), (0, 0, 0, 2)))

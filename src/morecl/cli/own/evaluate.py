@@ -12,20 +12,17 @@ from rich.text import Text
 from morecl.cli import options
 from morecl.cli.own.common import (
     Accept,
-    Device,
     Model,
     check_accept,
     class_table,
-    error_line,
     existing,
     name_unreadable,
     out_of_memory_explained,
     percent,
     promise_lines,
-    say,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_interrupted, output_console, printable
+from morecl.cli.terminal import FAILED, error_line, exit_interrupted, output_console, printable, say
 from morecl.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +46,7 @@ def evaluate(
         Path | None, typer.Option(callback=options.expanded, help="Also write tables and figures to this HTML file.")
     ] = None,
     accept: Accept = 0.95,
-    device: Device = None,
+    device: options.Device = None,
 ) -> None:
     """Measure a model on images with known classes.
 

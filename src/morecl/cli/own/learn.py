@@ -17,20 +17,16 @@ from rich.text import Text
 
 from morecl.cli import options
 from morecl.cli.own.common import (
-    Device,
     class_table,
-    counted,
-    error_line,
     full_disk_explained,
     kept,
     name_unreadable,
     out_of_memory_explained,
     percent,
     promise_lines,
-    say,
     seconds_text,
 )
-from morecl.cli.terminal import exit_interrupted, output_console, printable
+from morecl.cli.terminal import counted, error_line, exit_interrupted, output_console, printable, say
 from morecl.errors import DivergedError, InputError, shortened
 from morecl.interrupts import sigterm_as_interrupt
 from morecl.progress import Clock, EpochDone, ProgressLine, TimeLeft
@@ -70,7 +66,7 @@ def learn(
         int | None,
         typer.Option(min=1, help="Versions to keep for `morecl undo`, from now on. [default: as before; at first 5]"),
     ] = None,
-    device: Device = None,
+    device: options.Device = None,
     backbone: Annotated[
         str | None, typer.Option(help="New model only: auto, timm name, checkpoint file, or NAME@FILE. [default: auto]")
     ] = None,

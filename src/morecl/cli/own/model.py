@@ -25,19 +25,23 @@ from morecl.cli.own.common import (
     Model,
     check_accept,
     class_table,
-    counted,
-    error_line,
     existing,
     full_disk_explained,
     kept,
-    needed_width,
     percent,
-    print_entry,
     promise_lines,
-    say,
     size,
 )
-from morecl.cli.terminal import FAILED, exit_interrupted, output_console
+from morecl.cli.terminal import (
+    FAILED,
+    counted,
+    error_line,
+    exit_interrupted,
+    needed_width,
+    output_console,
+    print_entry,
+    say,
+)
 from morecl.errors import InputError
 from morecl.interrupts import sigterm_as_interrupt
 

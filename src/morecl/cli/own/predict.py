@@ -21,20 +21,26 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from morecl.cli import cluster
+from morecl.cli.options import Device
 from morecl.cli.own.common import (
     Accept,
-    Device,
     Model,
     check_accept,
-    counted,
-    error_line,
     existing,
     out_of_memory_explained,
     promise_lines,
     seconds_text,
 )
 from morecl.cli.own.counting import counted_off
-from morecl.cli.terminal import FAILED, exit_closed_pipe, exit_interrupted, output_console, printable
+from morecl.cli.terminal import (
+    FAILED,
+    counted,
+    error_line,
+    exit_closed_pipe,
+    exit_interrupted,
+    output_console,
+    printable,
+)
 from morecl.errors import InputError
 from morecl.on_ray.cluster import ClusterOptions
 
