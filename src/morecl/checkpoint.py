@@ -22,7 +22,7 @@ from torch import Tensor
 import morecl
 from morecl.catalogue import SHIPPED
 from morecl.digest import file_sha256
-from morecl.errors import DamagedError, InputError, first_problem
+from morecl.errors import DamagedError, InputError, first_problem, placed
 from morecl.files import atomic_folder, check_utf8, expanded, refuse_newer, sealed, write_json
 from morecl.labels import decode, encode
 from morecl.methods import Learner, method_class
@@ -128,7 +128,8 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     path = expanded(folder)
     description = _read_description(path)
     check_utf8(path)
-    cls = method_class(description.method)
+    with placed(f"{path} holds a learner of a method that this morecl does not have"):
+        cls = method_class(description.method)
     state = _open_state(path, description, cls.keeps_all)
     config = cls.Config.parse(description.config | ({"device": device} if device else {}))
     loaded = _load_backbone(path, description.backbone, backbone, config)

@@ -182,7 +182,10 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "bad setting": (lambda v: v["config"].update(epochs=-8), "epochs=-8"),
     "settings are a list": (lambda v: v.update(config=[]), "damaged: learner.json, config"),
-    "unknown method": (lambda v: v.update(method="mroe"), "did you mean 'more'"),
+    "unknown method": (
+        lambda v: v.update(method="mroe"),
+        "a method that this morecl does not have: unknown method 'mroe'; did you mean 'more'",
+    ),
     "method is a list": (lambda v: v.update(method=["more"]), "damaged: learner.json, method"),
     "no backbone": (lambda v: v.pop("backbone"), "damaged: learner.json, backbone"),
     "backbone is text": (lambda v: v.update(backbone="x"), "damaged: learner.json, backbone"),

@@ -82,6 +82,7 @@ def test_a_number_that_never_varies_has_no_deviation() -> None:
     assert cost.count('40.5<span class="std"> ± 0.7</span>') == 2
     assert "<td>6.12</td>" in cost and "± 0.00" not in page
     assert "over 2 runs each. Without ±: the same in all runs." in page
+    assert "over n runs. Without ±: one run, or the same in all." in html([*records, make_record("hat")])
     varying = [record.model_copy(update={"entries": {"heads": 10**6 * (1 + record.seed)}}) for record in records]
     assert '1.50<span class="std"> ± 0.71</span>' in html(varying)
 
