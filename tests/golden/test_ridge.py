@@ -92,6 +92,25 @@ def test_sharpness_is_chosen_on_images_left_out() -> None:
     assert inside > float(made.sharpness)  # images that are in the sums look surer than they are
 
 
+def test_forgotten_classes_have_no_say_in_the_sharpness() -> None:
+    z, y = images(60, 3)
+    made = ridge(3, forgets=True)
+    made.add(z, y)
+    made.drop(2)
+    known = y != 2
+    sharpness = []
+    for without in (torch.tensor([False, False, True]), None):
+        made.solve(z[known], y[known], without=without)
+        sharpness.append(float(made.sharpness))
+    phi = torch.from_numpy(random_features(made, z[known]))
+    gram = unpacked(made.gram, WIDTH)
+    strength = float(RELATIVE_STRENGTHS[int(made.place)] * gram.diagonal().mean())
+    onehot = torch.nn.functional.one_hot(y[known], 3).double()
+    outputs = made._left_out(gram, strength, phi, onehot, torch.ones(int(known.sum())).double()).outputs
+    assert sharpness == [best_sharpness(outputs[:, :2], y[known])[0], best_sharpness(outputs, y[known])[0]]
+    assert sharpness[0] != sharpness[1]
+
+
 def test_weights_count_images_several_times() -> None:
     features, columns = images(60, 3)
     doubled, weighted = ridge(3), ridge(3)
