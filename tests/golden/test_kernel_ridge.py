@@ -193,6 +193,12 @@ def test_classes_far_apart_have_one_strength_however_they_came() -> None:
         weak.place.fill_(start)
         weak.solve()
         assert {strength(weak)} == chosen
+    onehot = torch.nn.functional.one_hot(y, 3).double()
+    errors = [
+        float((weak._solved(each, onehot, torch.arange(60)).outputs - onehot).square().sum())
+        for each in KERNEL_STRENGTHS
+    ]
+    assert chosen == {KERNEL_STRENGTHS[int(np.argmin(errors))]}
 
 
 def test_without_an_image_to_leave_out_strength_and_sharpness_stay() -> None:

@@ -67,6 +67,17 @@ def test_weights_are_those_of_all_images_at_once(tasks: int) -> None:
     assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
+def test_the_unit_is_the_standard_deviation_of_what_comes_first() -> None:
+    z, y = images(30, 2)
+    made = ridge(2)
+    made.add(5 * z, y)
+    made.add(z, y)
+    assert float(made.scale) == pytest.approx(5 * np.std(z.double().numpy(), ddof=1))
+    constant = ridge(1)
+    constant.add(torch.full((4, DIM), 3.0), torch.zeros(4, dtype=torch.int64))
+    assert float(constant.scale) == 1.0
+
+
 def test_sums_do_not_depend_on_order_or_pieces() -> None:
     features, columns = images(150, 3)
     whole, pieces = ridge(3), ridge(3)
