@@ -164,6 +164,21 @@ def test_dropping_a_class_leaves_the_outputs_of_others_as_they_are() -> None:
     torch.testing.assert_close(made(other)[:, [0, 2, 3]], before[:, [0, 2, 3]], rtol=1e-6, atol=1e-7)
 
 
+def test_forgotten_classes_have_no_say_in_strength_and_sharpness() -> None:
+    """As if there had never been an output for the class, whose images are examples of none."""
+    z, y = images(60, 3)
+    y[::4] = y[::4].roll(1)  # classes overlap
+    found = []
+    for case in ("masked", "never there", "not masked"):
+        made = taught([(z, y)])
+        made.drop(2)
+        if case == "never there":
+            made.dual = made.dual[:, :2]
+        made.solve(torch.tensor([False, False, True]) if case == "masked" else None)
+        found.append((strength(made), float(made.sharpness)))
+    assert found[0] == found[1] != found[2]
+
+
 def test_classes_far_apart_have_one_strength_however_they_came() -> None:
     """Their cross-entropy is 0 at every strength; the squared error decides."""
     z, y = images(60, 3)
@@ -178,6 +193,12 @@ def test_classes_far_apart_have_one_strength_however_they_came() -> None:
         weak.place.fill_(start)
         weak.solve()
         assert {strength(weak)} == chosen
+    onehot = torch.nn.functional.one_hot(y, 3).double()
+    errors = [
+        float((weak._solved(each, onehot, torch.arange(60)).outputs - onehot).square().sum())
+        for each in KERNEL_STRENGTHS
+    ]
+    assert chosen == {KERNEL_STRENGTHS[int(np.argmin(errors))]}
 
 
 def test_without_an_image_to_leave_out_strength_and_sharpness_stay() -> None:

@@ -201,6 +201,29 @@ def test_a_head_without_own_samples_learns_at_the_same_rate() -> None:
     assert torch.equal(_emphasis(targets, ood, None), torch.ones(3, 4))
 
 
+@pytest.mark.parametrize("share", [None, 0.6])
+def test_classes_of_a_head_weigh_the_same(share: float | None) -> None:
+    """Of ten samples each; by hand, class by class. The *ood* output is 3."""
+    cases = [[0, 0, 0, 1, 2, 2, 3, 3, 3, 3], [0, 0, 1, 1, 1, 1, 1, 1, 1, 3], [1] * 9 + [3], [0] * 4 + [2] * 6, [3] * 10]
+    found = _balanced(torch.tensor(cases), torch.full((len(cases), 1), 3), share)
+    for case, weights in zip(cases, found.tolist(), strict=True):
+        rejected, classes = case.count(3), {*case} - {3}
+        own = 0.0 if not classes else 1.0 if not rejected else 1 - rejected / 10 if share is None else share
+        expected = [10 * (1 - own) / rejected if c == 3 else 10 * own / len(classes) / case.count(c) for c in case]
+        assert weights == pytest.approx(expected)
+
+
+def test_later_back_updates_start_from_refitted_heads() -> None:
+    learner: Any = tiny.create("more", memory_size=30, back_update_start="trained")
+    for images, labels in TASKS[:2]:
+        learner.learn_task(images, labels)
+    before = [net.trained_head.clone() for net in learner.tasks]
+    learner.add_examples(IMAGES[:6], LABELS[:6])
+    for net, then in zip(learner.tasks, before, strict=True):
+        now = torch.cat([net.head.weight, net.head.bias[:, None]], 1).detach()
+        assert torch.equal(net.trained_head, now) and not torch.equal(now, then)
+
+
 def test_heads_are_refitted_on_memory_and_new_images() -> None:
     """Full batches without momentum: gradient descent in NumPy gives the same heads."""
     learner: Any = tiny.create(

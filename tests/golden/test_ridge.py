@@ -65,6 +65,17 @@ def test_weights_are_those_of_all_images_at_once(tasks: int) -> None:
     assert np.abs(made.weight.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
+def test_the_unit_is_the_standard_deviation_of_what_comes_first() -> None:
+    z, y = images(30, 2)
+    made = ridge(2)
+    made.add(5 * z, y)
+    made.add(z, y)
+    assert float(made.scale) == pytest.approx(5 * np.std(z.double().numpy(), ddof=1))
+    constant = ridge(1)
+    constant.add(torch.full((4, DIM), 3.0), torch.zeros(4, dtype=torch.int64))
+    assert float(constant.scale) == 1.0
+
+
 def test_sums_do_not_depend_on_order_or_pieces() -> None:
     features, columns = images(150, 3)
     whole, pieces = ridge(3), ridge(3)
@@ -88,6 +99,25 @@ def test_sharpness_is_chosen_on_images_left_out() -> None:
     assert float(made.sharpness) == best_sharpness(torch.from_numpy(tried[best]), columns)[0]
     inside = best_sharpness(torch.from_numpy(phi @ made.weight.numpy()).double(), columns)[0]
     assert inside > float(made.sharpness)  # images that are in the sums look surer than they are
+
+
+def test_forgotten_classes_have_no_say_in_the_sharpness() -> None:
+    z, y = images(60, 3)
+    made = ridge(3, forgets=True)
+    made.add(z, y)
+    made.drop(2)
+    known = y != 2
+    sharpness = []
+    for without in (torch.tensor([False, False, True]), None):
+        made.solve(z[known], y[known], without=without)
+        sharpness.append(float(made.sharpness))
+    phi = torch.from_numpy(random_features(made, z[known]))
+    gram = unpacked(made.gram, WIDTH)
+    strength = float(RELATIVE_STRENGTHS[int(made.place)] * gram.diagonal().mean())
+    onehot = torch.nn.functional.one_hot(y[known], 3).double()
+    outputs = made._left_out(gram, strength, phi, onehot, torch.ones(int(known.sum())).double()).outputs
+    assert sharpness == [best_sharpness(outputs[:, :2], y[known])[0], best_sharpness(outputs, y[known])[0]]
+    assert sharpness[0] != sharpness[1]
 
 
 def test_weights_count_images_several_times() -> None:

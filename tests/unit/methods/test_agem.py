@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,27 @@ def test_the_reference_is_the_gradient_of_the_memory(monkeypatch: pytest.MonkeyP
     for one_found, one_expected in zip(found, expected, strict=True):
         for a, b in zip(one_found, one_expected, strict=True):
             assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(("asked", "drawn"), [(5, 5), (100, 12)])
+def test_the_reference_is_that_of_as_many_images_as_asked_for(
+    asked: int, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or of all 12 in memory, each once."""
+    one = learner(memory_batch_size=asked)
+    one.learn_task(*tiny.task([0, 1], ["a", "b"], 8))
+    sizes: list[int] = []
+    original = agem.paired_batches
+
+    def spy(*args: Any) -> Any:
+        pairs = original(*args)
+        sizes.extend(len(other) for _, other in pairs)
+        assert all(len(other.unique()) == 12 for _, other in pairs if asked > 12)
+        return pairs
+
+    monkeypatch.setattr(agem, "paired_batches", spy)
+    one.learn_task(*tiny.task([2, 3], ["c", "d"], 8))
+    assert sizes and {*sizes} == {drawn}
 
 
 def test_a_veto_that_is_never_used_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,13 @@ def test_each_stage_distils_from_the_network_it_starts_with(stages: list[dict[st
     assert found_in(temporary[:, :2], old).min() > 1e-4
 
 
+def test_the_first_stage_distils_all_earlier_tasks_and_the_balanced_one_the_newest_too(
+    stages: list[dict[str, Any]],
+) -> None:
+    teach(learner_of(Eeil, memory_size=12, balanced_epochs=1), (0, 1), (2,), (3, 4))
+    assert [stage["batches"][0][2].shape[1] for stage in stages] == [0, 2, 3, 3, 5]  # one task, then two stages each
+
+
 def test_cross_distilled_loss_is_cross_entropy_plus_one_distillation_per_task() -> None:
     learner = teach(learner_of(Eeil, memory_size=8, balanced_epochs=0, temperature=3.0), (0, 1), (2, 3))
     x, y = images_of(0, 3)

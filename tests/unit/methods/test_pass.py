@@ -94,12 +94,13 @@ def test_the_loss_has_three_terms(unit: str, monkeypatch: pytest.MonkeyPatch) ->
         def checked(x: torch.Tensor, y: torch.Tensor, old: torch.Tensor, z: torch.Tensor, c: torch.Tensor) -> Any:
             value = loss(x, y, old, z, c)
             with torch.no_grad():
+                told = float(loss(x, y, old + 1, z, c))  # else the features have hardly moved
                 features = one._features(x)
                 log_p, log_q = ((one.head(each) / 0.5).log_softmax(1) for each in (features, z))
-            then = before[torch.cdist(x.flatten(1), tokens).argmin(1)]
+            then = before[torch.cdist(x.flatten(1), tokens).argmin(1)] + 1
             moved = (features - then).square().mean() / before.square().mean() ** (1 if unit == "square" else 0.5)
             own, prototypes = (-log.gather(1, k[:, None]).mean() for log, k in ((log_p, y), (log_q, c)))
-            seen.append((float(value.detach()), float(own + 0.3 * prototypes + 2.0 * moved)))
+            seen.append((told, float(own + 0.3 * prototypes + 2.0 * moved)))
             return value
 
         fit(checked, batches, *args, **kwargs)
