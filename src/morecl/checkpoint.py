@@ -31,7 +31,7 @@ from morecl.nn.device import is_out_of_memory
 from morecl.pictures import Pictures
 from morecl.statefile import StateFile, write_with_images
 
-LEARNER_FORMAT = "morecl.learner/3"
+LEARNER_FORMAT = "morecl.learner/2"
 DESCRIPTION, STATE, BACKBONE = "learner.json", "state.safetensors", "backbone.safetensors"
 
 
@@ -43,7 +43,7 @@ class BackboneEntry(BaseModel):
     name: str
     architecture: str
     sha256: str
-    source_sha256: str  # empty if the weights are in no file
+    source_sha256: str = ""  # empty in older files
     included: bool  # whether the folder holds its weights
 
     def matches(self, backbone: Backbone) -> bool:
@@ -131,7 +131,7 @@ def load(folder: str | os.PathLike[str], *, device: str | None = None, backbone:
     with placed(f"{path} holds a learner of a method that this morecl does not have"):
         cls = method_class(description.method)
     state = _open_state(path, description, cls.keeps_all)
-    config = cls.Config.parse(description.config | ({"device": device} if device else {}))
+    config = cls.Config.parse({**cls.Config.older, **description.config} | ({"device": device} if device else {}))
     loaded = _load_backbone(path, description.backbone, backbone, config)
     try:
         state.check_room(len(description.classes), loaded.vit.embed_dim, getattr(config, "bottleneck", 0))

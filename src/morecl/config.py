@@ -32,6 +32,7 @@ class LearnerConfig(BaseModel):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = {}
+    older: ClassVar[Mapping[str, Any]] = {}  # what learners had that were saved without a setting, if not its default
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     backbone: str = Field(SHIPPED, description="timm name, checkpoint file, or NAME@FILE", json_schema_extra=WEIGHTS)

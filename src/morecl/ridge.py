@@ -219,7 +219,12 @@ class Ridge(nn.Module):
         return torch.cat(parts).double() if parts else features.new_zeros(0, self.classes, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """The number of sketches comes from the state; everything else must fit."""
+        """The number of sketches comes from the state; everything else must fit.
+
+        Models of older versions also say of which classes images have no sketch.
+        """
+        if (unsketched := state_dict.pop(f"{prefix}unsketched", None)) is not None and unsketched.any():
+            raise ValueError(f"{prefix}sketches are missing; an older morecl did not make them")
         if self.forgets:
             make_room(self, ("sketches", "columns", "weights"), self.classes, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -145,7 +145,7 @@ class StateFile:
         """What has no rows before a task is learned takes no room yet; their number is checked when they are loaded."""
         found = {name for name in self.entries if name.startswith(MODEL)}
         if missing := sorted(expected.keys() - found):
-            raise ValueError(f"{missing[0]} is missing")
+            raise ValueError(f"{missing[0]} is missing; files of an older morecl may lack it")
         if extra := sorted(found - expected.keys()):
             raise ValueError(f"{extra[0]} is not part of such a learner")
         for name, entry in expected.items():

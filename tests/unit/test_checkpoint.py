@@ -58,7 +58,7 @@ def names(folder: Path) -> list[str]:
 def test_what_is_in_the_folder(folder: Path) -> None:
     assert names(folder) == ["learner.json", "state.safetensors"]  # the shipped backbone is not written
     value = json.loads((folder / "learner.json").read_text())
-    assert value["format"] == "morecl.learner/3"
+    assert value["format"] == "morecl.learner/2"
     assert value["method"] == "more"
     assert value["classes"] == ["a", {"tuple": ["b", 2]}, 3]
     assert value["task_sizes"] == [2, 1]
@@ -153,7 +153,7 @@ def test_damage_is_refused_with_its_place(folder: Path, damage: str) -> None:
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "newer format": (lambda v: v.update(format="morecl.learner/9"), "the format morecl.learner/9.*a newer morecl"),
-    "older format": (lambda v: v.update(format="morecl.learner/2"), "found morecl.learner/2.*another version"),
+    "older format": (lambda v: v.update(format="morecl.learner/1"), "found morecl.learner/1.*another version"),
     "no format": (lambda v: v.pop("format"), "found None"),
     "no classes": (lambda v: v.pop("classes"), "damaged: learner.json, classes"),
     "a class missing": (lambda v: v["classes"].pop(), "damaged: 2 classes in tasks of 3"),
@@ -578,7 +578,7 @@ def test_a_learner_can_move_to_another_kind_of_cpu(
     loaded = morecl.load(folder)
     assert loaded.backbone.sha256 != learner.backbone.sha256
     assert np.allclose(loaded.scores(TEST), learner.scores(TEST), atol=1e-3)
-    edit(folder, lambda v: v["backbone"].update(source_sha256=""))  # as of weights that are in no file
+    edit(folder, lambda v: v["backbone"].pop("source_sha256"))  # as older versions wrote it
     with pytest.raises(InputError, match="are not those"):
         morecl.load(folder)
     monkeypatch.undo()
@@ -603,3 +603,28 @@ def test_a_full_disk_is_an_oserror_and_leaves_nothing(
 def test_a_folder_of_the_system_cannot_be_written_to(learner: Learner) -> None:
     with pytest.raises(InputError, match=r"^/proc/x cannot be written \(/proc/x: No .* directory\); choose another"):
         learner.save("/proc/x")
+
+
+def test_a_learner_saved_before_a_setting_existed_answers_as_it_did(tmp_path: Path) -> None:
+    """iCaRL scored by its head then."""
+    learner = tiny.create("icarl", memory_size=8, epochs=1, backbone=SHIPPED)
+    learner.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
+    learner.save(tmp_path / "saved")
+    edit(tmp_path / "saved", lambda value: value["config"].pop("ood_score"))
+    assert morecl.load(tmp_path / "saved").config.ood_score == "head"  # type: ignore[attr-defined]
+    assert learner.config.ood_score == "softmax"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("unsketched", [False, True])
+def test_a_learner_whose_sums_all_have_sketches_may_say_so_as_older_ones_did(tmp_path: Path, unsketched: bool) -> None:
+    learner = tiny.create("morerp", projection=10, memory_size=8, epochs=1, backbone=SHIPPED)
+    learner.learn_task(*tiny.task([0, 1], ["a", "b"], 4))
+    learner.save(tmp_path / "saved")
+    forge_state(
+        tmp_path / "saved", lambda state: state.update({"rule.ridge.unsketched": torch.tensor([False, unsketched])})
+    )
+    if unsketched:
+        with pytest.raises(InputError, match=r"ridge\.sketches are missing; an older morecl"):
+            morecl.load(tmp_path / "saved")
+    else:
+        assert np.array_equal(morecl.load(tmp_path / "saved").scores(TEST), learner.scores(TEST))

@@ -22,7 +22,7 @@ from morecl.files import SEAL, refuse_newer, sealed, write_json
 if TYPE_CHECKING:  # these import torch
     from morecl.classifier.core import Classifier
 
-FORMAT = "morecl.model/2"
+FORMAT = "morecl.model/1"
 DETAILS, HELD = "classifier.json", "held.safetensors"
 
 T = TypeVar("T", bound=BaseModel)

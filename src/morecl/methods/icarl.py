@@ -27,8 +27,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ Known = Literal["softmax", "distance", "head"]
 
 
 class IcarlConfig(TrainingConfig):
+    older: ClassVar[Mapping[str, Any]] = {"ood_score": "head"}
+
     memory_size: int = Field(200, ge=1, description="exemplars, all classes together (K)")
     ood_score: Known = Field(
         "softmax",

@@ -34,9 +34,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ ROTATIONS = 4
 
 
 class PassConfig(TrainingConfig):
+    older: ClassVar[Mapping[str, Any]] = {"kd_unit": "square"}
+
     proto_weight: float = Field(1.0, ge=0, description="weight of the augmented prototypes")
     kd_weight: float = Field(10.0, ge=0, description="weight of the distillation of features")
     kd_unit: Literal["length", "square"] = Field(

@@ -142,7 +142,7 @@ def test_a_version_that_is_not_damaged_is_not_to_be_removed(
     model.commit(first, "again")
     folder = model.path / VERSIONS / "2"
     whole = (folder / DETAILS).read_text()
-    (folder / DETAILS).write_text(whole.replace("morecl.model/2", "morecl.model/7"))
+    (folder / DETAILS).write_text(whole.replace("morecl.model/1", "morecl.model/7"))
     assert (folder / DETAILS).read_text() != whole
     with pytest.raises(InputError, match=r"classifier\.json has the format morecl.model/7") as caught:
         model.load()
@@ -163,9 +163,9 @@ def test_a_version_that_is_not_damaged_is_not_to_be_removed(
 @pytest.mark.parametrize(
     ("file", "known", "newer"),
     [
-        (MODEL, "morecl.model/2", "morecl.model/3"),
-        (f"{VERSIONS}/1/{DETAILS}", "morecl.model/2", "morecl.model/20"),
-        (f"{VERSIONS}/1/learner.json", "morecl.learner/3", "morecl.learner/4"),
+        (MODEL, "morecl.model/1", "morecl.model/2"),
+        (f"{VERSIONS}/1/{DETAILS}", "morecl.model/1", "morecl.model/10"),
+        (f"{VERSIONS}/1/learner.json", "morecl.learner/2", "morecl.learner/3"),
     ],
 )
 def test_a_newer_format_needs_a_newer_morecl(file: str, known: str, newer: str, model: ModelFolder) -> None:
