@@ -79,6 +79,27 @@ def test_both_heads_are_tuned_with_the_settings(monkeypatch: pytest.MonkeyPatch)
     assert [lr for _, _, lr, _ in seen] == [0.01, 0.01, 0.002, 0.002]
 
 
+def test_the_wp_heads_loss_is_a_mean_over_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, fit = learner(), tools.fit
+    one.learn_task(*FIRST)
+    seen: list[tuple[float, float]] = []
+
+    def spy(loss: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs["stage"] == "wp-head":
+            index, weight = torch.tensor([0, 9, 17, 3]), torch.tensor([1.0, 1.0, 1.0, 0.0])  # the last fills up
+            with torch.no_grad():
+                z = one.embed(one.prepare(SECOND[0]), "1")[[0, 9, 17]]
+                log_p = one.tasks[1].wp_head(z).log_softmax(1)
+                targets = torch.tensor(["cde".index(SECOND[1][i]) for i in (0, 9, 17)])
+                seen.append((float(loss(index, weight)), float(-log_p[range(3), targets].mean())))
+        fit(loss, *args, **kwargs)
+
+    monkeypatch.setattr(tools, "fit", spy)
+    one.learn_task(*SECOND)
+    [(value, expected)] = seen
+    assert value == pytest.approx(expected, rel=1e-5)
+
+
 def test_all_ood_heads_are_refreshed_and_only_the_newest_wp_head(taught: Row) -> None:
     one = learner()
     one.learn_task(*FIRST)

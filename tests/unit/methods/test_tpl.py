@@ -246,6 +246,22 @@ def test_calibration_repairs_a_task_that_claims_too_much() -> None:
     assert calibration[1, 1] < min(calibration[0, 1], calibration[2, 1])
 
 
+def test_calibration_is_gradient_descent_with_momentum() -> None:
+    """100 steps at rate 0.01 with momentum 0.8 from scale 1 and shift 0, in NumPy."""
+    rng = np.random.default_rng(0)
+    tasks = np.arange(30) % 3
+    scores = rng.normal(size=(30, 3)) + np.eye(3)[tasks] * [2.0, 0.5, 1.0]
+    found = np.stack([np.ones(3), np.zeros(3)])  # scale and shift
+    velocity = np.zeros((2, 3))
+    for _ in range(100):
+        weights = np.exp(scores * found[0] + found[1])
+        error = (weights / weights.sum(1, keepdims=True) - np.eye(3)[tasks]) / 30
+        velocity = 0.8 * velocity + np.stack([(error * scores).sum(0), error.sum(0)])
+        found = found - 0.01 * velocity
+    calibration = tpl._calibration(torch.from_numpy(scores), torch.from_numpy(tasks))
+    np.testing.assert_allclose(calibration.numpy().T, found, rtol=1e-9, atol=1e-12)
+
+
 def test_the_calibration_is_fitted_on_the_memory_as_the_task_left_it(taught: Tpl) -> None:
     rule = taught.rule
     assert isinstance(rule, TplRule)
