@@ -26,6 +26,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def there_or_at_home(path: str | os.PathLike[str]) -> str:
+    """As :func:`expanded`, unless something is there under the name itself: a class of signs may be called ``~``."""
+    return os.fspath(path) if os.path.lexists(path) else os.path.expanduser(path)
+
+
 def check_utf8(folder: Path) -> None:
     """Raise :class:`InputError` if the path of ``folder`` is not UTF-8: safetensors opens no file there."""
     try:

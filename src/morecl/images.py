@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from morecl.files import expanded
+from morecl.files import there_or_at_home
 from morecl.pictures import AnyImages, Pictures
 from morecl.pictures import ImageArray as ImageArray
 
@@ -35,7 +35,7 @@ def open_image(path: str | Path, sized: Callable[[int], object] = lambda pixels:
 
     ``sized`` is told the number of pixels before they are decoded.
     """
-    path = expanded(path)
+    path = there_or_at_home(path)
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a named pipe would wait for ever
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import runpy
 import subprocess
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from PIL import Image
@@ -100,8 +102,8 @@ class Small(BaseHTTPRequestHandler):
         assert size <= 1000 and len(self.rfile.read(size)) == size
         self.answer({"answers": [{"label": "cat", "unknown": False, "confidence": 0.5, "top": []}]})
 
-    def answer(self, value: object) -> None:
-        self.send_response(200)
+    def answer(self, value: object, status: int = 200) -> None:
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
 
@@ -117,6 +119,47 @@ def test_the_client_says_what_is_wrong_with_its_files(run: Run, tmp_path: Path) 
         assert "small.jpg: cat, 50% sure" in run("ask_server.py", tmp_path / "small.jpg", *address).stdout
         done = run("ask_server.py", "--teach", "cat", tmp_path / "large.jpg", *address)
         assert done.returncode == 1 and "send fewer at a time" in done.stderr
+        server.shutdown()
+
+
+class Refusing(Small):
+    """A server that can read no file and whose lessons fail; some of its refusals are a proxy's."""
+
+    names: ClassVar[list[bytes]] = []
+
+    def do_GET(self) -> None:
+        job = {"id": "1", "state": "failed", "error": "too few", "unreadable": ["b.jpg: damaged"], "note": None}
+        self.answer(job if self.path == "/jobs/1" else {"limits": {"request_bytes": 1000}})
+
+    def do_POST(self) -> None:
+        form = self.rfile.read(int(self.headers["Content-Length"]))
+        self.names += re.findall(rb'filename="(.*?)"\r\n', form)
+        if self.path == "/teach":
+            self.answer({"id": "1", "state": "queued", "share": 0, "step": "waiting", "error": None})
+        elif b"proxy" in form:
+            self.send_error(502, "Bad Gateway")
+        else:
+            self.answer({"error": "no image", "answers": [{"error": "no image"}] * form.count(b"filename=")}, 422)
+
+
+def test_the_client_ends_with_1_if_the_server_cannot_help(run: Run, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.jpg" for number in range(10)]
+    for file in files:
+        file.write_bytes(b"x")
+    odd = tmp_path / 'b\u00f6se "1".jpg'
+    odd.write_bytes(b"proxy")
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = "--server", f"http://127.0.0.1:{server.server_port}"
+        done = run("ask_server.py", *files, *address)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines() == [f"{file}: no image" for file in files]  # of both requests
+        assert Refusing.names == [b"%d.jpg" % number for number in range(10)]
+        done = run("ask_server.py", odd, *address)
+        assert (done.returncode, done.stderr) == (1, "502: Bad Gateway\n")
+        assert Refusing.names[-1].decode() == "b\u00f6se %221%22.jpg"
+        done = run("ask_server.py", "--teach", "cat", files[0], *address)
+        assert done.returncode == 1 and done.stderr == "not readable: b.jpg: damaged\nfailed: too few\n"
         server.shutdown()
 
 

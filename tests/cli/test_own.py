@@ -610,6 +610,19 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(
     assert (tmp_path / "page.html").is_file() and not (tmp_path / "~").exists() and photos.is_dir()
 
 
+def test_a_class_may_be_called_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_digits(tmp_path / "signs", [0, 1], 0, 10)
+    (photos / "0").rename(photos / "~")
+    monkeypatch.chdir(photos)
+    done = call("learn", tmp_path / "model", ".", *TINY)
+    assert done.code == 0 and "~ 8 2" in done.words, done.words
+    asked = [
+        call("predict", tmp_path / "model", "~", "--json"),
+        call("predict", tmp_path / "model", "-", "--json", stdin=b"~"),
+    ]
+    assert [len(answers(done)) for done in asked] == [10, 10]
+
+
 def test_every_path_of_a_command_may_begin_with_a_tilde() -> None:
     found = 0
     commands = [info.callback for info in cli.app.registered_commands]

@@ -42,6 +42,7 @@ from morecl.cli.terminal import (
     printable,
 )
 from morecl.errors import InputError
+from morecl.files import there_or_at_home
 from morecl.on_ray.cluster import ClusterOptions
 
 if TYPE_CHECKING:  # these import torch
@@ -90,7 +91,7 @@ def predict(
     check_accept(accept)
     ray = cluster.cluster_options(on, address, gpus_per_run, cpus_per_run, device)
     store = existing(model)
-    paths = [os.path.expanduser(path) for path in paths]
+    paths = [there_or_at_home(path) for path in paths]
     check_paths(paths)
     broken = 0
     try:
@@ -184,7 +185,7 @@ def _read(stream: BufferedIOBase) -> bytes:
 def _named(path: bytes, end: bytes) -> Iterator[str]:
     text = os.fsdecode(path.removesuffix(b"\r") if end == b"\n" else path)
     if text.strip():
-        yield from images_in(os.path.expanduser(text))
+        yield from images_in(there_or_at_home(text))
 
 
 def arriving(paths: Iterable[str], most: int) -> Iterator[list[str]]:
