@@ -125,6 +125,12 @@ def test_the_teacher_learns_its_classes_and_to_be_unsure_of_the_memory(stages: l
         log_p = learner.head(learner._features(batch[0]))[:, 2:].log_softmax(1).numpy()[number.argsort()]
     expected = -log_p[np.arange(6, 30), np.array(y) - 2].mean() - log_p[:6].mean()
     assert value == pytest.approx(expected, rel=1e-5)
+    own = batch[2] > 0
+    two = torch.cat([own.nonzero()[:1, 0], (~own).nonzero()[:1, 0]])  # one image of each kind
+    with torch.no_grad():
+        value = float(stages[1]["loss"](*(part[two] for part in batch)))
+    of_task, stored = log_p[number[two]]
+    assert value == pytest.approx(-of_task[y[number[two[0]] - 6] - 2] - stored.mean(), rel=1e-5)
 
 
 def test_the_new_network_starts_from_the_old_one_not_from_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,25 @@ def test_the_wp_heads_loss_is_a_mean_over_images(monkeypatch: pytest.MonkeyPatch
     assert value == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_ood_heads_loss_is_a_mean_over_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a larger batch would be a larger rate."""
+    one, fit = learner(), tools.fit
+    one.learn_task(*FIRST)
+    seen: list[tuple[float, float]] = []
+
+    def spy(loss: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs["stage"] == "ood-heads":
+            rows = torch.tensor([[0, 1, 2, 9, 10], [3, 4, 5, 0, 1]])  # of each head
+            with torch.no_grad():
+                seen.append((float(loss(rows)), np.mean([float(loss(one_each)) for one_each in rows.split(1, 1)])))
+        fit(loss, *args, **kwargs)
+
+    monkeypatch.setattr(tools, "fit", spy)
+    one.learn_task(*SECOND)
+    [(value, expected)] = seen
+    assert value == pytest.approx(expected, rel=1e-5)
+
+
 def test_all_ood_heads_are_refreshed_and_only_the_newest_wp_head(taught: Row) -> None:
     one = learner()
     one.learn_task(*FIRST)

@@ -29,6 +29,17 @@ def test_one_run_has_no_deviation() -> None:
     assert cell.text() == "70.00"
 
 
+def test_the_caption_says_how_many_runs_there_were() -> None:
+    def said(*numbers: tuple[str, int]) -> str:
+        return main_table(
+            [with_aca(70.0, name, seed=seed) for name, runs in numbers for seed in range(runs)]
+        ).full_caption
+
+    assert said(("more", 1)).endswith(" One run each.")
+    assert said(("more", 2)).endswith(" Mean ± sample standard deviation over 2 runs each.")
+    assert said(("more", 2), ("icarl", 3)).endswith(" Mean ± sample standard deviation over n runs.")
+
+
 def test_best_is_bold_but_not_the_upper_bound() -> None:
     records = [with_aca(v, m) for m, v in {"icarl": 60.0, "more": 70.001, "derpp": 70.004, "joint": 90.0}.items()]
     best = {row.method: cells[0].best for row, cells in main_table(records).rows.items() if cells[0]}
