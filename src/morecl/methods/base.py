@@ -45,7 +45,6 @@ from morecl.nn.tokens import Tokens
 from morecl.pictures import Pictures
 from morecl.prediction import Chunk, OnError, Prediction, chunks
 from morecl.progress import Listener, silent
-from morecl.random import generator
 from morecl.scoring import Features, LearnedTask, Output, Rule, by_network
 from morecl.task import TaskData, read_task, refuse_known, task_data
 from morecl.training import require_finite
@@ -342,10 +341,6 @@ class Learner(BetweenTasks, ABC):
             raise InputError(f"the networks were trained with other settings: {values}")
 
     # ---- helpers ----------------------------------------------------------------------------------------------
-
-    def _remember(self, task: TaskData) -> None:
-        """Have the balanced memory take in a random part of a learned task, see :meth:`ReplayMemory.update`."""
-        self.memory.update(task.images, task.columns.numpy(), generator(self.config.seed, "memory", task.index))
 
     def _kept(self, name: str, make: Callable[[], Kept], *, fits: bool) -> Kept:
         """What ``make`` computes from what was learned: once if it ``fits``, until that changes."""

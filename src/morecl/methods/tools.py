@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from morecl.config import SgdConfig, TrainingConfig
+from morecl.memory import ReplayMemory
 from morecl.nn.adapter import AdapterWeights
 from morecl.nn.families import ViT
 from morecl.nn.network import AdaptedViT, Norms
@@ -38,6 +39,7 @@ class TrainingTools:
     network: AdaptedViT
     model: nn.ModuleDict  # everything that is learned, except for the memory and the rule's state
     task_sizes: list[int]
+    memory: ReplayMemory
     eval_batch_size: int
     compiled: bool  # blocks through torch.compile or our own kernels
     captured: bool  # training steps as CUDA graphs
@@ -247,6 +249,10 @@ class TrainingTools:
             return found
         of_ranks = [starts[group.part(len(starts), rank)] for rank in range(group.size)]
         return group.gather(found, [min(mine.stop, count) - min(mine.start, count) for mine in of_ranks])
+
+    def _remember(self, task: TaskData) -> None:
+        """Have the balanced memory take in a random part of a learned task, see :meth:`ReplayMemory.update`."""
+        self.memory.update(task.images, task.columns.numpy(), generator(self.config.seed, "memory", task.index))
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:
