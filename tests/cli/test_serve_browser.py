@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from browser import CHROMIUM, Browser
 from morecl.classifier import ModelFolder, changes
 from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
 from morecl.serve.service import Service
-from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
+from serving import CLASSES, NEW, QUICK, Below, make_model, pictures, png, program
 from tiny import np
 from waiting import until
 
@@ -62,19 +60,6 @@ NAMELESS = """[...document.querySelectorAll("input, button, a, progress, img, sv
   const labels = [...element.labels ?? []].map(label => label.textContent).join("");
   return !(element.ariaLabel || element.textContent + labels).trim();
 }).map(element => element.outerHTML.slice(0, 100))"""
-
-
-class Below:
-    """What a proxy does that has the server below a path: the path is taken off; all else is somebody else's."""
-
-    def __init__(self, app: ASGIApp, path: str):
-        self._app, self._path = app, path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(f"{self._path}/"):
-            await self._app({**scope, "path": scope["path"].removeprefix(self._path)}, receive, send)
-        else:
-            await Response(status_code=404)(scope, receive, send)
 
 
 @contextmanager
