@@ -255,6 +255,26 @@ def test_a_list_without_images_is_a_mistake(story: Story, tmp_path: Path, form: 
     assert call("predict", story.model, "-", sorted((story.test / "0").iterdir())[0], form).code == 0
 
 
+def test_an_empty_folder_is_no_mistake(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "inbox" / "today").mkdir(parents=True)
+    (tmp_path / "inbox" / "today" / "list.txt").write_text("no image")
+    photos = write_digits(tmp_path / "photos", [0], 0, 2)
+    told = f"{tmp_path}/inbox has no images; they are found by their extension, such as .jpg or .png"
+    done = call("predict", tiny, tmp_path / "inbox", "--json")
+    assert (done.code, done.out, done.err.splitlines()) == (0, "", [told])
+    done = call("predict", tiny, tmp_path / "inbox", "--csv")
+    assert (done.code, len(done.out.splitlines())) == (0, 1)  # the heads
+    done = call("predict", tiny, tmp_path / "inbox")
+    assert done.code == 0 and told in done.words and "0 images, 0 unknown" in done.words
+    done = call("predict", tiny, tmp_path / "inbox", photos, "--json")
+    assert (done.code, len(answers(done)), done.err.splitlines()) == (0, 2, [told])
+    done = call("predict", tiny, tmp_path / "inbox", "-", "--json")
+    assert (done.code, done.out) == (2, "") and "the list of paths on stdin names no image" in done.err
+    assert call("predict", tiny, tmp_path / "inbox", tmp_path / "gone").err.splitlines() == [
+        f"error: there is no file or folder {tmp_path}/gone"
+    ]
+
+
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)
     scan = os.scandir
@@ -1132,7 +1152,6 @@ def test_options_of_predict_that_do_not_go_together(tiny: Path, tmp_path: Path) 
 
 def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path) -> None:
     assert "there is no file or folder" in call("predict", tiny, tmp_path / "missing.png").words
-    assert "has no images" in call("predict", tiny, tmp_path).words
     assert "--json or --csv" in call("predict", tiny, tmp_path, "--json", "--csv").words
     assert "--accept must lie between" in call("predict", tiny, tmp_path, "--accept", 95).words
     assert call("evaluate", tiny, tmp_path, "--out", tmp_path).code == 2
