@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tiny
 from morecl.catalogue import SHIPPED
@@ -67,3 +69,16 @@ def pictures(kind: int, count: int, draw: int = 9) -> list[bytes]:
 def parts(files: list[bytes], name: str = "x.png") -> list[tuple[str, tuple[str, bytes]]]:
     """For ``client.post(..., files=...)``."""
     return [("files", (name, data)) for data in files]
+
+
+class Below:
+    """What a proxy does that has the server below a path: the path is taken off; all else is somebody else's."""
+
+    def __init__(self, app: ASGIApp, path: str):
+        self._app, self._path = app, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(f"{self._path}/"):
+            await self._app({**scope, "path": scope["path"].removeprefix(self._path)}, receive, send)
+        else:
+            await Response(status_code=404)(scope, receive, send)

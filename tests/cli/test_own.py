@@ -255,6 +255,26 @@ def test_a_list_without_images_is_a_mistake(story: Story, tmp_path: Path, form: 
     assert call("predict", story.model, "-", sorted((story.test / "0").iterdir())[0], form).code == 0
 
 
+def test_an_empty_folder_is_no_mistake(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "inbox" / "today").mkdir(parents=True)
+    (tmp_path / "inbox" / "today" / "list.txt").write_text("no image")
+    photos = write_digits(tmp_path / "photos", [0], 0, 2)
+    told = f"{tmp_path}/inbox has no images; they are found by their extension, such as .jpg or .png"
+    done = call("predict", tiny, tmp_path / "inbox", "--json")
+    assert (done.code, done.out, done.err.splitlines()) == (0, "", [told])
+    done = call("predict", tiny, tmp_path / "inbox", "--csv")
+    assert (done.code, len(done.out.splitlines())) == (0, 1)  # the heads
+    done = call("predict", tiny, tmp_path / "inbox")
+    assert done.code == 0 and told in done.words and "0 images, 0 unknown" in done.words
+    done = call("predict", tiny, tmp_path / "inbox", photos, "--json")
+    assert (done.code, len(answers(done)), done.err.splitlines()) == (0, 2, [told])
+    done = call("predict", tiny, tmp_path / "inbox", "-", "--json")
+    assert (done.code, done.out) == (2, "") and "the list of paths on stdin names no image" in done.err
+    assert call("predict", tiny, tmp_path / "inbox", tmp_path / "gone").err.splitlines() == [
+        f"error: there is no file or folder {tmp_path}/gone"
+    ]
+
+
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = write_digits(tmp_path / "photos", [0, 1], 0, 2)
     scan = os.scandir
@@ -352,6 +372,53 @@ def test_an_evaluation_on_pictures_of_a_lesson_says_so(copy: Path, tmp_path: Pat
     old = write_digits(tmp_path / "old", [0], 0, 5)
     note = "5 of 5 images were in its lessons, so the figures are better than on new images."
     assert note in call("evaluate", copy, old).words
+
+
+def test_the_json_of_an_evaluation_has_the_figures_of_the_table(copy: Path, tmp_path: Path) -> None:
+    photos = write_digits(tmp_path / "photos", [0, 1, 8, 9], 100, 110)
+    write_digits(photos, [0], 0, 2)  # both were taught
+    (photos / "0" / "bad.png").write_bytes(b"bad")
+    shown = call("evaluate", copy, photos)
+    done = call("evaluate", copy, photos, "--json", "--out", tmp_path / "page.html")
+    assert (shown.code, done.code) == (1, 1) and done.err.count("not readable") == 1
+    found = json.loads(done.out)  # nothing else is there
+    assert "Confusion matrix" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert [(each["name"], each["known"], each["images"]) for each in found["classes"]] == [
+        ("0", True, 12),
+        ("1", True, 10),
+        ("8", False, 10),
+        ("9", False, 10),
+    ]
+    for each in found["classes"]:
+        right = f"{each['accuracy']:.1f} %" if each["known"] else "never taught"
+        assert f"{each['name']} {each['images']} {right} {each['rejected']:.1f} %" in shown.words
+        assert each["rejected"] == pytest.approx(100 * each["unknown"] / each["images"])
+    known = f"Known classes: {found['accuracy']:.1f} % right, {found['known_rejected']:.1f} % called"
+    forced = f"{found['accuracy_forced']:.1f} % right if it always had to answer"
+    strangers = f'never taught: {found["unknown_rejected"]:.1f} % called "unknown"; AUC {found["auc"]:.1f} %'
+    confidence = f"{100 * found['mean_confidence']:.1f} % on average"
+    calibration = f"calibration error {100 * found['calibration_error']:.1f} %"
+    seen = f"{found['seen']} of {found['images']} images were in its lessons"
+    new = f"without them, known classes are {found['accuracy_new']:.1f} % right"
+    for words in (known, forced, strangers, confidence, calibration, seen, new):
+        assert words in shown.words, words
+    assert (found["seen"], found["images"]) == (2, 42)
+    assert found["unreadable"] == [f"{photos}/0/bad.png: not an image, or of an unknown kind"]
+    info = json.loads(call("info", copy, "--json").out)
+    assert found["promise"] == info["promise"] and found["promise"]["share"] == 0.05
+    accepted = json.loads(call("evaluate", copy, photos, "--json", "--accept", 0.9).out)
+    assert accepted["promise"]["share"] == pytest.approx(0.1)
+
+
+def test_the_json_of_an_evaluation_says_what_cannot_be_measured(tiny: Path, tmp_path: Path) -> None:
+    strangers = write_digits(tmp_path / "strangers", [8], 0, 3)
+    done = call("evaluate", tiny, strangers, "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["accuracy"], found["auc"], found["classes"][0]["accuracy"]) == (0, None, None, None)
+    for file in (strangers / "8").iterdir():
+        file.write_bytes(b"bad")
+    done = call("evaluate", tiny, strangers, "--json", "--out", tmp_path / "page.html")
+    assert (done.code, done.out) == (2, "") and not (tmp_path / "page.html").exists()
 
 
 def test_info_and_history_tell_what_there_is(story: Story) -> None:
@@ -1085,7 +1152,6 @@ def test_options_of_predict_that_do_not_go_together(tiny: Path, tmp_path: Path) 
 
 def test_paths_that_are_not_there_are_refused_at_once(tiny: Path, tmp_path: Path) -> None:
     assert "there is no file or folder" in call("predict", tiny, tmp_path / "missing.png").words
-    assert "has no images" in call("predict", tiny, tmp_path).words
     assert "--json or --csv" in call("predict", tiny, tmp_path, "--json", "--csv").words
     assert "--accept must lie between" in call("predict", tiny, tmp_path, "--accept", 95).words
     assert call("evaluate", tiny, tmp_path, "--out", tmp_path).code == 2

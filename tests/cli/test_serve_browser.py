@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+import tiny
 from browser import CHROMIUM, Browser
 from morecl.classifier import ModelFolder, changes
 from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
 from morecl.serve.service import Service
-from serving import CLASSES, NEW, QUICK, make_model, pictures, png, program
+from serving import CLASSES, NEW, QUICK, Below, make_model, pictures, png, program
 from tiny import np
 from waiting import until
 
@@ -62,19 +61,6 @@ NAMELESS = """[...document.querySelectorAll("input, button, a, progress, img, sv
   const labels = [...element.labels ?? []].map(label => label.textContent).join("");
   return !(element.ariaLabel || element.textContent + labels).trim();
 }).map(element => element.outerHTML.slice(0, 100))"""
-
-
-class Below:
-    """What a proxy does that has the server below a path: the path is taken off; all else is somebody else's."""
-
-    def __init__(self, app: ASGIApp, path: str):
-        self._app, self._path = app, path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(f"{self._path}/"):
-            await self._app({**scope, "path": scope["path"].removeprefix(self._path)}, receive, send)
-        else:
-            await Response(status_code=404)(scope, receive, send)
 
 
 @contextmanager
@@ -198,6 +184,69 @@ def test_the_story_of_a_page(tmp_path: Path, files: Path) -> None:
         assert all(url.startswith((address, "data:", "blob:")) for url in browser.requested)
         # the two refusals that the story contains are logged by the browser itself
         assert [text for text in browser.console if "status of 4" not in text] == []
+
+
+def test_a_wrong_answer_is_corrected(tmp_path: Path, files: Path) -> None:
+    model, taught, (fox, jay) = tmp_path / "animals", tmp_path / "taught.png", CLASSES
+    make_model(model)
+    taught.write_bytes(png(tiny.pictures(0, 1)[0]))
+
+    def correct(number: int, name: str) -> None:
+        """Teach the image of answer ``number`` as ``name``, by keyboard, and wait for the end of the lesson."""
+        jobs = browser.run("document.querySelectorAll('.job').length")
+        browser.run(f"document.querySelectorAll('.answer')[{number}].querySelector('button').focus()")
+        browser.press_enter()
+        assert browser.run("document.querySelector('.chosen .count').textContent") == "1 image"
+        browser.write(name)
+        assert "are added to what it has seen" in browser.run("document.querySelector('.group .hint').textContent")
+        browser.press_enter()
+        browser.wait_for(f"document.querySelectorAll('.job.done, .job.failed').length === {jobs + 1}", 120)
+
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        new = sorted(files.glob("new-*.png"))
+        kinds = ask(browser, files / "known.png", new[0], taught, files / "broken.png")
+        assert [one.get("label") for one in kinds] == [fox, "unknown", fox, None]
+        buttons = "[...document.querySelectorAll('.answer')].map(a => a.querySelector('button'))"
+        wrong, unknown = "Wrong? Teach it: quiet small", "Teach this: small"
+        shown = browser.run(f"{buttons}.map(one => one && `${{one.innerText}}: ${{one.className}}`)")
+        assert shown == [wrong, unknown, wrong, None]
+
+        correct(0, jay)
+        browser.wait_for("document.querySelectorAll('.class')[1].innerText.includes('41 images')")
+        assert f"more images of {jay!r}" in browser.run("document.querySelector('#versions .used').innerText")
+        assert known(browser) == [fox, jay]
+
+        # an image that was taught stays what it was taught as, and the page says why
+        correct(2, jay)
+        said = browser.run("document.querySelector('.job.failed .says').textContent")
+        assert f"taught.png (taught as {fox!r}, now {jay!r})" in said and "To correct it, undo the lesson" in said
+        for wide in (1400, 390):
+            browser.resize(wide)
+            for dark in (False, True):
+                browser.dark(dark)
+                assert browser.run(FIT) == {"overflow": 0, "cut": []}, (wide, dark)
+                assert browser.run(CONTRAST) == [], (wide, dark)
+        assert browser.run(NAMELESS) == []
+
+        # two wrong answers, two classes: an image joins the class that was added last, which then is in sight
+        for wide in (1400, 390):
+            browser.resize(wide, 420)
+            browser.run("document.querySelectorAll('.answer button')[0].click()")
+            browser.run("document.getElementById('add-group').click()")
+            browser.run("scrollTo(0, 0)")
+            browser.run("document.querySelectorAll('.answer button')[2].click()")
+            chosen = "[...document.querySelectorAll('.group')].map(one => one.querySelectorAll('.chosen img').length)"
+            assert browser.run(chosen) == [1, 1]
+            name = "document.querySelector('.group:last-child input[type=text]')"
+            assert browser.run(f"document.activeElement === {name}")
+            box = browser.run(f"{name}.getBoundingClientRect().toJSON()")
+            bar = browser.run("document.querySelector('nav').getBoundingClientRect().bottom")
+            assert bar <= box["top"] and box["bottom"] <= 420, (wide, bar, box)
+            for _ in range(2):
+                browser.run("document.querySelector('.group .row button').click()")
+        assert browser.console == []
 
 
 SAID = "document.getElementById('known-said').textContent"

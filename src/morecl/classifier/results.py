@@ -163,6 +163,15 @@ class Evaluation:
     seen: int = 0  # pictures that were in its lessons: on these it is better than on new ones
     accuracy_new: float | None = None  # as ``accuracy``, without these pictures
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. Without ``roc``, which has a point for each image."""
+        value = {"images": self.images, **asdict(self)}
+        del value["roc"]
+        value["classes"] = [
+            {**asdict(each), "accuracy": each.accuracy, "rejected": each.rejected} for each in self.classes
+        ]
+        return value
+
     @property
     def images(self) -> int:
         """All that could be read."""

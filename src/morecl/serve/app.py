@@ -135,7 +135,7 @@ def _add_lessons(app: FastAPI, service: Service) -> None:
             raise RefusedError(422, f"no image of {shortened(empty)} can be read: {broken[0]}")
         stack = np.stack(images)
         job = await asyncio.to_thread(jobs.submit, stack, kept, more=more, unreadable=broken)
-        return JSONResponse(jobs.snapshot(job), 202, {"Location": f"/jobs/{job.id}"})
+        return JSONResponse(jobs.snapshot(job), 202, {"Location": f"jobs/{job.id}"})
 
     @app.get("/jobs", tags=["lessons"])
     async def list_jobs() -> JSONResponse:

@@ -28,7 +28,7 @@ from morecl.serve.app import create_app
 from morecl.serve.limits import Limits
 from morecl.serve.private import PREFIX
 from morecl.serve.service import Service
-from serving import CLASSES, DIES, FAILS, NEW, QUICK, SLOW, parts, pictures, program
+from serving import CLASSES, DIES, FAILS, NEW, QUICK, SLOW, Below, parts, pictures, program
 from waiting import until
 
 Serve = Callable[..., tuple[Service, TestClient]]
@@ -58,7 +58,7 @@ def teach(client: TestClient, files: list[bytes], **form: Any) -> dict[str, Any]
     response = client.post("/teach", data=form or FORM, files=parts(files))
     assert response.status_code == 202, response.text
     job: dict[str, Any] = response.json()
-    assert response.headers["location"] == f"/jobs/{job['id']}"
+    assert response.headers["location"] == f"jobs/{job['id']}"  # also right below the path of a proxy
     return job
 
 
@@ -112,6 +112,17 @@ def test_a_class_is_taught_known_and_undone(serve: Serve, tmp_path: Path, model:
     response = client.post("/undo")
     assert response.status_code == 409 and "no earlier version" in response.json()["error"]
     assert service.metrics.jobs.labels("done")._value.get() == 1
+
+
+def test_the_location_of_a_job_is_right_below_the_path_of_a_proxy(serve: Serve) -> None:
+    service, _ = serve(QUICK)
+    app = Below(create_app(service), "/photos")
+    client = TestClient(app, base_url="http://localhost/photos/")
+    response = client.post("teach", data=FORM, files=parts(pictures(NEW, 2)))
+    where = response.url.join(response.headers["location"])
+    assert where.path == f"/photos/jobs/{response.json()['id']}"
+    assert client.get(where).json()["id"] == response.json()["id"]
+    assert client.get(f"http://localhost/jobs/{response.json()['id']}").status_code == 404
 
 
 def test_more_images_of_a_known_class_and_a_new_one_are_one_version(serve: Serve, model: Path) -> None:

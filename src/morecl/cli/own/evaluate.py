@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(callback=options.expanded, help="Also write tables and figures to this HTML file.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     accept: Accept = 0.95,
     device: options.Device = None,
 ) -> None:
@@ -79,12 +81,16 @@ def evaluate(
     name_unreadable(found.unreadable)
     if not found.classes:
         raise InputError(f"no image in {folder} could be read")
-    show_evaluation(console, found)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+    else:
+        show_evaluation(console, found)
     if out:
         from morecl.classifier.page import html
 
         write_text(out, html(found, model.resolve().name, folder.resolve().name))
-        console.print(f"page: {printable(str(out))}", markup=False, highlight=False, soft_wrap=True)
+        if not as_json:
+            console.print(f"page: {printable(str(out))}", markup=False, highlight=False, soft_wrap=True)
     if found.unreadable:
         raise SystemExit(FAILED)
 

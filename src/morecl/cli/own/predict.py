@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from io import BufferedIOBase
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +109,7 @@ def predict(
                 answers = _answers(classifier, paths, top=named, accept=accept)
             if not sys.stdout.isatty():  # where they are no progress themselves
                 answers = counted_off(answers, lambda: _total(paths))
-            answers = _not_none(answers)  # computes the first ones: every clock runs already
+            answers = _begun(answers, paths)  # every clock runs already
             if as_json:
                 broken = _write_all(answers, _json_writer(sys.stdout))
             elif as_csv:
@@ -128,14 +128,18 @@ def predict(
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Raise :class:`InputError` if a path does not exist or a folder has no images, before anything slow happens."""
+    """Raise :class:`InputError` if a path does not exist, before anything slow happens; name folders without images.
+
+    These are no mistake: an inbox may be empty.
+    """
     if paths.count(STDIN) > 1:
         raise InputError("- (a list of paths on stdin) can be given once")
     for path in paths:
         if path != STDIN and not os.path.lexists(path):
             raise InputError(f"there is no file or folder {path}")
-        if path != STDIN and os.path.isdir(path) and next(images_in(path), None) is None:
-            raise InputError(f"{path} has no images; they are found by their extension, such as .jpg or .png")
+    for path in paths:
+        if path != STDIN and next(images_in(path), None) is None:
+            error_line(f"{path} has no images; they are found by their extension, such as .jpg or .png")
 
 
 def images_in(path: str) -> Iterator[str]:
@@ -228,17 +232,17 @@ def _total(paths: Sequence[str]) -> int | None:
     return None if STDIN in paths else sum(1 for path in paths for _ in images_in(path))
 
 
-def _not_none(answers: Iterable[Answer]) -> Iterator[Answer]:
-    """``answers``, of which there is one at least.
+def _begun(answers: Iterable[Answer], paths: Sequence[str]) -> Iterator[Answer]:
+    """``answers``, the first of which are computed.
 
     Raises:
-        InputError: a list on stdin was all that was given, and it names no image.
+        InputError: there are none, and a list on stdin was given. What was to write it may have failed.
     """
     remaining = iter(answers)
-    first = next(remaining, None)
-    if first is None:
+    first = list(islice(remaining, 1))
+    if not first and STDIN in paths:
         raise InputError("the list of paths on stdin names no image")
-    return chain([first], remaining)
+    return chain(first, remaining)
 
 
 def _answers(classifier: Classifier, paths: Sequence[str], *, top: int, accept: float) -> Iterator[Answer]:

@@ -44,16 +44,15 @@ function show(card, file, answer, teach) {
     card.classList.add("unknown");
     head.append(h("span", { className: "mark" }, "unknown"));
     says.textContent = `Unlike what it was taught. Nearest: ${first.label}.`;
-    const button = h("button", { type: "button", className: "small" }, "Teach this");
-    button.addEventListener("click", () => teach([file]));
-    more.append(button);
   } else {
     head.append(h("span", { className: "label" }, answer.label),
       h("span", { className: "sure" }, `${percent(answer.confidence)} sure`));
     says.hidden = true;
   }
   head.append(h("span", { className: "file" }, file.name));
-  more.prepend(...[bars(answer.top), near(answer.nearest)].filter(Boolean));
+  const button = h("button", { type: "button", className: answer.unknown ? "small" : "quiet small" }, answer.unknown ? "Teach this" : "Wrong? Teach it");
+  button.addEventListener("click", () => teach([file]));
+  more.append(...[bars(answer.top), near(answer.nearest), button].filter(Boolean));
 }
 
 function say() {

@@ -173,11 +173,12 @@ export function knows(info) {
   for (const group of groups) group.hint();
 }
 
-// Images from elsewhere on the page.
+// Images from elsewhere on the page: they join the newest class.
 export function teachThese(files) {
-  groups[0].take(files);
-  groups[0].name.focus();
-  $("teach").scrollIntoView();
+  const group = groups.at(-1);
+  group.take(files);
+  group.name.focus();
+  (groups.length === 1 ? $("teach") : group.element).scrollIntoView();
 }
 
 export function startTeaching(onChange) {
