@@ -253,6 +253,21 @@ SAID = "document.getElementById('known-said').textContent"
 LONG = "n" * 200
 
 
+def test_a_known_class_is_recognised_however_its_accent_is_typed(tmp_path: Path) -> None:
+    model = tmp_path / "animals"
+    make_model(model)
+    folder = ModelFolder(model)
+    with folder.changing():
+        changes.rename(folder, folder.load(), CLASSES[0], "caf\u00e9")
+    with served(model) as address, Browser(tmp_path / "profile") as browser:
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        for name, is_known in (("caf\u00e9", True), ("cafe\u0301", True), ("cafe", False)):
+            browser.run(f"document.querySelector('.group input').value = {name!r}")
+            browser.run("document.querySelector('.group input').dispatchEvent(new Event('input', {bubbles: true}))")
+            assert browser.run("document.querySelector('.group .hint').hidden") is not is_known, name
+
+
 def test_a_class_is_renamed_and_forgotten_on_the_page(tmp_path: Path) -> None:
     model = tmp_path / "animals"
     make_model(model)

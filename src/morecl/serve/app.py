@@ -57,6 +57,7 @@ def create_app(service: Service, *, token: str | None = None, local: bool = True
         description="Ask a classifier about images, teach it new classes, and have it say 'unknown'.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # the address would be wrong behind a proxy
     )
     app.add_exception_handler(RefusedError, _on_refused)
     app.add_exception_handler(InputError, _on_input_error)

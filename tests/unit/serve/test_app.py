@@ -119,6 +119,7 @@ def test_bad_requests_are_told_what_is_wrong(client: TestClient) -> None:
         assert query.split("=")[0] in error(client.post(f"/predict?{query}", files=parts(pictures(0, 1))), 422)
     error(client.get("/predict"), 405)
     error(client.get("/nothing"), 404)
+    error(client.get("/info/", follow_redirects=False), 404)
     error(client.get("/page/..%2fapp.py"), 404)
 
 

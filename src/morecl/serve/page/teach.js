@@ -8,6 +8,9 @@ let classes = new Set(), limits = {}, changed = () => {};
 const groups = [];
 const followed = new Map(); // job's id -> its element
 
+// What stands in a field, with each letter written in the one way that the server compares.
+const typed = input => input.value.trim().normalize();
+
 class Group {
   constructor() {
     const number = groups.length + 1;
@@ -45,7 +48,7 @@ class Group {
   }
 
   hint() {
-    const known = classes.has(this.name.value.trim());
+    const known = classes.has(typed(this.name));
     this.known.hidden = !known;
     this.known.textContent = known ? "It knows this class: these images are added to what it has seen of it." : "";
   }
@@ -73,10 +76,10 @@ function say(text, wrong = false) {
 
 async function submit(event) {
   event.preventDefault();
-  const wrong = groups.find(group => !group.name.value.trim() || !group.files.length);
+  const wrong = groups.find(group => !typed(group.name) || !group.files.length);
   if (wrong) {
-    say(wrong.name.value.trim() ? "Choose some images first." : "Give the class a name first.", true);
-    (wrong.name.value.trim() ? wrong.zone.querySelector("input") : wrong.name).focus();
+    say(typed(wrong.name) ? "Choose some images first." : "Give the class a name first.", true);
+    (typed(wrong.name) ? wrong.zone.querySelector("input") : wrong.name).focus();
     return;
   }
   const count = groups.reduce((sum, group) => sum + group.files.length, 0);
@@ -88,9 +91,9 @@ async function submit(event) {
   }
   const form = new FormData();
   for (const group of groups) {
-    for (const file of group.files) { form.append("name", group.name.value.trim()); form.append("files", file); }
+    for (const file of group.files) { form.append("name", typed(group.name)); form.append("files", file); }
   }
-  if (groups.some(group => classes.has(group.name.value.trim()))) form.append("more", "true");
+  if (groups.some(group => classes.has(typed(group.name)))) form.append("more", "true");
   const button = $("teach-form").querySelector("[type=submit]");
   button.disabled = true;
   say(`Sending ${counted(count, "image")} …`);
