@@ -231,6 +231,6 @@ def test_the_stack_of_a_thread_is_given_back_before_it_is_freed(monkeypatch: pyt
 
 @on_linux
 def test_a_process_ends_without_a_word_of_its_stack() -> None:
-    code = "from morecl.nn import signal_stack as s; s.ensure(); assert s.present()"
+    code = "from morecl.nn.linear import signal_stack as s; s.ensure(); assert s.present()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
