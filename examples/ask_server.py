@@ -31,12 +31,12 @@ def call(address: str, body: bytes | None = None, kind: str = "") -> Any:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         try:
-            told = json.load(error)
-        except ValueError:  # from a proxy, not from the server
-            told = {"error": error.reason}
+            told = dict(json.load(error))
+        except (TypeError, ValueError):  # from a proxy, not from the server
+            told = {}
         if "answers" in told:  # none of the files can be read
             return told
-        sys.exit(f"{error.code}: {told['error']}")
+        sys.exit(f"{error.code}: {told.get('error', error.reason)}")
     except OSError as error:
         sys.exit(f"{address} cannot be reached: {error}")
 

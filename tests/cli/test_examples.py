@@ -138,6 +138,8 @@ class Refusing(Small):
             self.answer({"id": "1", "state": "queued", "share": 0, "step": "waiting", "error": None})
         elif b"proxy" in form:
             self.send_error(502, "Bad Gateway")
+        elif b"gateway" in form:
+            self.answer({"detail": "nobody there"}, 504)
         else:
             self.answer({"error": "no image", "answers": [{"error": "no image"}] * form.count(b"filename=")}, 422)
 
@@ -158,6 +160,9 @@ def test_the_client_ends_with_1_if_the_server_cannot_help(run: Run, tmp_path: Pa
         done = run("ask_server.py", odd, *address)
         assert (done.returncode, done.stderr) == (1, "502: Bad Gateway\n")
         assert Refusing.names[-1].decode() == "b\u00f6se %221%22.jpg"
+        odd.write_bytes(b"gateway")
+        done = run("ask_server.py", odd, *address)
+        assert (done.returncode, done.stderr) == (1, "504: Gateway Timeout\n")
         done = run("ask_server.py", "--teach", "cat", files[0], *address)
         assert done.returncode == 1 and done.stderr == "not readable: b.jpg: damaged\nfailed: too few\n"
         server.shutdown()

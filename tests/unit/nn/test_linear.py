@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import tiny
 from morecl.nn import linear, signal_stack
 
 here = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="needs oneDNN")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 
 
 @pytest.fixture()
@@ -157,7 +159,7 @@ def test_a_network_with_adapters_uses_it_in_all_its_layers(
 
 
 STORM = """
-import signal, sys, time, torch
+import signal, torch
 from morecl.nn import linear
 linear.is_faster = lambda: True
 generator = torch.Generator().manual_seed(0)
@@ -167,26 +169,26 @@ expected = [linear.linear(*pair) for pair in pairs]
 arrived = []
 signal.signal(signal.SIGALRM, lambda *_: arrived.append(1))
 signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
-until = time.monotonic() + 2
-while time.monotonic() < until:
+while len(arrived) < 1000:
     assert all(torch.equal(linear.linear(*pair), y) for pair, y in zip(pairs, expected))
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert len(arrived) > 50, len(arrived)
 print("the heap is whole")
 """
 
 
 @here
-@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+@on_linux
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="other products have no such stack")
 def test_a_signal_during_a_product_leaves_the_heap_as_it_is() -> None:
     """Without a stack for signal handlers the process is aborted: oneDNN's own stack is on the heap then."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONFAULTHANDLER"}
-    done = subprocess.run([sys.executable, "-c", STORM], env=environment, capture_output=True, text=True, timeout=120)
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run([sys.executable, "-c", STORM], env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout == "the heap is whole\n", done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 @here
+@on_linux
 def test_every_thread_that_multiplies_has_a_stack_for_signal_handlers(used: list[tuple[int, ...]]) -> None:
     found: list[bool] = []
 
@@ -200,3 +202,35 @@ def test_every_thread_that_multiplies_has_a_stack_for_signal_handlers(used: list
         thread.start()
         thread.join()
     assert found == [False, True, False, True] and len(used) == 2
+
+
+@on_linux
+def test_the_stack_of_a_thread_is_given_back_before_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread itself, in its last moments, unless somebody else has put another stack in its place."""
+    found: list[tuple[int, bool]] = []
+
+    class Watched(signal_stack._Own):
+        def __del__(self) -> None:
+            super().__del__()
+            found.append((threading.get_ident(), signal_stack.present()))
+
+    monkeypatch.setattr(signal_stack, "_Own", Watched)
+    others = ctypes.create_string_buffer(signal_stack.SIZE)
+
+    def work(replaced: bool) -> None:
+        signal_stack.ensure()
+        if replaced:
+            signal_stack._call(signal_stack._Stack(ctypes.addressof(others), 0, signal_stack.SIZE), None)
+
+    for replaced in (False, True):
+        thread = threading.Thread(target=work, args=(replaced,))
+        thread.start()
+        thread.join()
+        assert found.pop() == (thread.ident, replaced) and not found
+
+
+@on_linux
+def test_a_process_ends_without_a_word_of_its_stack() -> None:
+    code = "from morecl.nn.linear import signal_stack as s; s.ensure(); assert s.present()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
