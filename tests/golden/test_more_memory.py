@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,3 +105,16 @@ def test_no_memory_at_all() -> None:
         learner.learn_task(*tiny.task([2 * k, 2 * k + 1], [2 * k, 2 * k + 1], 4))
     assert len(learner.memory) == 0
     assert learner.scores(tiny.pictures(0, 2)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("method", ["agem", "gd", "hal", "more", "row", "tpl"])
+def test_each_task_of_a_learner_has_a_draw_of_its_own(method: str) -> None:
+    """With one draw for all tasks the images of a class would be chosen in the same order as those of the first."""
+    learner = tiny.create(method, memory_size=6, epochs=1, seed=3)
+    expected = ReplayMemory(6, learner.classes, learner.memory.images.shape[1])
+    for k, kinds in enumerate([[0, 1], [2], [3, 4]]):
+        images, labels = tiny.task(kinds, kinds, 9)
+        learner.learn_task(images, labels)
+        expected.update(images, np.array([learner.classes.index(y) for y in labels]), generator(3, "memory", k))
+        assert np.array_equal(learner.memory.columns, expected.columns), k
+        assert np.array_equal(learner.memory.images, expected.images), k
